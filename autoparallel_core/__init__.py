@@ -1,0 +1,1 @@
+"""Auto-parallelism advisor: public API (imports are lazy)."""

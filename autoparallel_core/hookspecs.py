@@ -1,0 +1,157 @@
+"""The contract with plugins: every hook, its arguments, what it returns, and a worked example.
+
+Implementations are plain functions of a module (or methods of an object) that an entry point names,
+decorated with :data:`hookimpl`. Arguments are keyword-only by convention and may be left out when
+unused. A hook that does not concern a plugin returns ``None``. Hooks are pure: same arguments,
+same result, no state; those that receive a :class:`~autoparallel_core.spec.strategy.StrategyBatch`
+are called once per batch and return arrays of its length.
+
+Axis legend: S strategies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from autoparallel_core.spec.arch import Block, Layer
+    from autoparallel_core.spec.cluster import Gpu
+    from autoparallel_core.spec.config import ConfigView
+    from autoparallel_core.spec.problem import EngineSpec, Problem
+    from autoparallel_core.spec.rule import Rule
+    from autoparallel_core.spec.space import Space
+    from autoparallel_core.spec.strategy import StrategyBatch
+
+    FloatArray = NDArray[np.float64]
+
+PROJECT = "autoparallel"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+GROUPS = ("models", "hardware", "engines", "planners")
+
+
+class ModelHooks:
+    """Group ``autoparallel.models``: recognise one's part of a config and lower it to blocks."""
+
+    @hookspec
+    def parse_mixer(self, config: ConfigView, layer: int) -> Block | Sequence[Block] | None:
+        """The token mixer (attention, MLA, linear attention, Mamba …) of decoder layer ``layer`` (0-based).
+
+        Return None when the config's layer is not yours. Read fields through ``config`` so that unread ones
+        can be reported. Raise SpecError for a field that is yours and wrong. Two claims of equal
+        ``specificity`` are a conflict that names both plugins.
+
+        Example::
+
+            @hookimpl
+            def parse_mixer(config, layer):
+                if config.get("model_type") != "toy":
+                    return None
+                return gqa_block(hidden=config.require("hidden_size"), ...)
+        """
+
+    @hookspec
+    def parse_ffn(self, config: ConfigView, layer: int) -> Block | Sequence[Block] | None:
+        """The feed-forward part (dense, MoE, both, none: an empty sequence) of layer ``layer``; rules as parse_mixer."""
+
+    @hookspec
+    def parse_extras(self, config: ConfigView) -> Mapping[str, Sequence[Layer]] | None:
+        """Blocks outside the decoder stack: ``{"mtp": [Layer…], "towers": [Layer…]}``.
+
+        Each key is optional; the results of all plugins are joined.
+        """
+
+    @hookspec
+    def catalogue(self) -> Mapping[str, Mapping[str, Any]] | None:
+        """Models known by name: ``{"org/Model-8B": {config.json fields …}}``. Duplicate names are refused."""
+
+
+class HardwareHooks:
+    """Group ``autoparallel.hardware``: GPUs, topologies, measurements."""
+
+    @hookspec
+    def gpus(self) -> Sequence[Gpu] | None:
+        """GPU presets; names and aliases are unique over all plugins.
+
+        Example::
+
+            @hookimpl
+            def gpus():
+                return [Gpu(name="T-1000", vendor="acme", memory_bytes=96e9, ...)]
+        """
+
+    @hookspec
+    def measure(self, probe: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Run one measurement on the machine at hand and return its figures in SI units, or None when this plugin cannot."""
+
+    @hookspec
+    def profiles(self, gpu: str) -> Sequence[Path] | None:
+        """Measured profile files that ship for a GPU."""
+
+
+class EngineHooks:
+    """Group ``autoparallel.engines``: what an engine allows, keeps in memory, hides and writes.
+
+    All hooks but ``engines`` receive the problem and return None unless ``problem.engine.name`` is theirs.
+    """
+
+    @hookspec
+    def engines(self) -> Sequence[EngineSpec] | None:
+        """Engines of this plugin: identity, modes, software defaults, constants."""
+
+    @hookspec
+    def search_space(self, problem: Problem) -> Space | None:
+        """The axes to enumerate for this problem, each with its legal values; None keeps the core's full space."""
+
+    @hookspec
+    def rules(self, problem: Problem) -> Sequence[Rule] | None:
+        """Legality rules that hold for ``problem.engine_version``; predicates are called per batch."""
+
+    @hookspec
+    def memory(self, problem: Problem, batch: StrategyBatch) -> Mapping[str, FloatArray] | None:
+        """Bytes per GPU that this engine adds to (or, negative, saves from) the core's count, by cause: float64[S] each."""
+
+    @hookspec
+    def adjust_cost(
+        self, problem: Problem, batch: StrategyBatch, cost: Mapping[str, FloatArray]
+    ) -> Mapping[str, FloatArray] | None:
+        """Seconds to add per step by cause, float64[S] each.
+
+        The deltas of all plugins are summed; the result may not fall below the hardware bound.
+        """
+
+    @hookspec
+    def export(self, problem: Problem, strategy: Any, options: Mapping[str, Any]) -> Mapping[str, str] | None:
+        """Launch files as ``{relative path: text}`` for one strategy."""
+
+    @hookspec
+    def read(self, files: Mapping[str, str], engine: str | None) -> Mapping[str, Any] | None:
+        """Strategy, engine and workload found in launch files ``{name: text}``, or None when the format is not this engine's."""
+
+
+class PlannerHooks:
+    """Group ``autoparallel.planners``: ways to search."""
+
+    @hookspec
+    def planners(self) -> Mapping[str, str] | None:
+        """Planner names of this plugin with one sentence each."""
+
+    @hookspec
+    def plan(self, planner: str, problem: Problem, options: Mapping[str, Any]) -> Any | None:
+        """Search with the named planner and return a SearchResult, or None when the name is not this plugin's."""
+
+
+HOOKS_BY_GROUP: dict[str, type] = {
+    "models": ModelHooks,
+    "hardware": HardwareHooks,
+    "engines": EngineHooks,
+    "planners": PlannerHooks,
+}

@@ -1,0 +1,1 @@
+"""See docs/explanation/architecture.md for what lives in this room."""

@@ -1,0 +1,147 @@
+"""What a search or an evaluation answers. Reports format these and compute nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import field, frozen
+
+from autoparallel_core.spec.problem import Problem
+from autoparallel_core.spec.strategy import Strategy
+
+Verdict = Literal["fits", "tight", "does not fit"]
+
+
+@frozen
+class CostBreakdown:
+    """Seconds of one step (training) or one request's path by cause. The values sum to ``total_s``."""
+
+    seconds: Mapping[str, float]
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.seconds.values())
+
+
+@frozen
+class StageMemory:
+    """Bytes per GPU of one pipeline stage by cause; they sum to the stage's allocated peak."""
+
+    stage: int
+    layers: int
+    bytes: Mapping[str, float]
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.bytes.values())
+
+
+@frozen
+class MemoryBreakdown:
+    """Memory per stage, and the two figures people compare it with."""
+
+    stages: tuple[StageMemory, ...]
+    capacity_bytes: float
+    """What one GPU offers."""
+    reserved_bytes: float
+    """Peak reserved by the allocator plus context and communicators, on the deciding stage."""
+    host_bytes_per_node: float = 0.0
+
+    @property
+    def deciding(self) -> StageMemory:
+        return max(self.stages, key=lambda s: s.total_bytes)
+
+    @property
+    def allocated_bytes(self) -> float:
+        return self.deciding.total_bytes
+
+    @property
+    def margin_bytes(self) -> float:
+        return self.capacity_bytes - self.reserved_bytes
+
+
+@frozen
+class TrainingFigures:
+    """What one training step achieves."""
+
+    step_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float
+    """Model FLOPs (6·active parameters plus causal attention, no recompute) over the bf16 dense peak."""
+    micro_batches: int
+    layers_per_stage: tuple[int, ...]
+    bubble_fraction: float
+
+
+@frozen
+class ServingFigures:
+    """One deployment. Totals are over all instances; latencies are means with a (low, high) interval."""
+
+    instances: int
+    gpus_per_instance: int
+    batch_per_instance: float
+    """Sequences decoding together in steady state."""
+    kv_tokens_per_instance: int
+    kv_bytes_per_gpu: float
+    weights_bytes_per_gpu: float
+    prefill_s: float
+    ttft_s: float
+    ttft_interval_s: tuple[float, float]
+    tpot_s: float
+    """Mean time between tokens after the first."""
+    tpot_interval_s: tuple[float, float]
+    e2e_tpot_s: float
+    """End-to-end latency over output tokens."""
+    output_tokens_per_s: float
+    output_tokens_per_s_per_gpu: float
+    requests_per_s: float
+    max_concurrency: int
+    """Requests of the asked length that the KV cache of all instances holds at once."""
+    activation_bytes_per_gpu: float = 0.0
+    non_torch_bytes_per_gpu: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+@frozen
+class Plan:
+    """One strategy with everything the answer says about it."""
+
+    strategy: Strategy
+    cost: CostBreakdown
+    memory: MemoryBreakdown
+    verdict: Verdict
+    training: TrainingFigures | None = None
+    serving: ServingFigures | None = None
+    reasons: tuple[str, ...] = ()
+    """Sentences: what is exposed, what binds, what the next best would be."""
+
+    @property
+    def throughput(self) -> float:
+        """Tokens per second and GPU, the ranking key of both modes."""
+        if self.training:
+            return self.training.tokens_per_s_per_gpu
+        return self.serving.output_tokens_per_s_per_gpu if self.serving else 0.0
+
+
+@frozen
+class SearchResult:
+    """The answer to one problem. ``plans`` are ranked, best first, and all fit unless nothing does."""
+
+    problem: Problem
+    plans: tuple[Plan, ...]
+    pareto: tuple[Plan, ...] = ()
+    """Non-dominated in (throughput, memory margin), best throughput first."""
+    enumerated: int = 0
+    """Strategies of the space after divisibility."""
+    evaluated: int = 0
+    fitting: int = 0
+    refused: Mapping[str, int] = field(factory=dict)
+    """Strategies refused, by rule id."""
+    nearest_miss: Plan | None = None
+    """When nothing fits: the legal strategy that misses by least."""
+    planner: str = "grid"
+    elapsed_s: float = 0.0
+    assumptions: tuple[str, ...] = ()
+    blame: Mapping[str, str] = field(factory=dict)
+    """Cause → plugin that added a cost or memory delta."""

@@ -1,0 +1,105 @@
+"""GPUs and clusters as the user has them. SI units: bytes, bytes/s per GPU and direction, FLOP/s, seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+from autoparallel_core.errors import SpecError
+
+
+@frozen
+class Efficiency:
+    """Fractions of a peak that a kernel class reaches on large shapes, and the fixed time of one launch."""
+
+    compute: float
+    """Share of the dense FLOP/s peak."""
+    memory: float
+    """Share of the HBM bandwidth."""
+    source: str
+    """Where the two numbers come from: a measured operator set, a vendor page, or ``assumed``."""
+    origin: str = "preset"
+    """measured | vendor | fitted | assumed."""
+
+
+@frozen
+class CollectiveCurve:
+    """Bus bandwidth and latency of one collective among ``ranks`` GPUs of one scale-up domain."""
+
+    ranks: int
+    bus_bytes_per_s: float
+    latency_s: float
+    source: str
+
+
+@frozen
+class Gpu:
+    """One accelerator. A figure that no source states is an assumption and its source says so.
+
+    ``peak_flops`` is dense, by dtype (``bf16 fp16 fp8 fp4 int8 tf32 fp32``); a missing dtype is not supported
+    by the tensor cores. ``scale_up_bytes_per_s`` and ``nic_bytes_per_s`` are per GPU and *per direction*.
+    ``memory_bytes`` is what the driver shows (nvidia-smi), ``marketing_memory_bytes`` what the page says.
+    """
+
+    name: str
+    vendor: str
+    memory_bytes: float
+    marketing_memory_bytes: float
+    hbm_bytes_per_s: float
+    peak_flops: Mapping[str, float]
+    scale_up_bytes_per_s: float
+    scale_up_domain: int
+    """GPUs joined by the scale-up fabric (NVLink domain): 8, 72, or 1 when there is only PCIe."""
+    nic_bytes_per_s: float
+    gpus_per_node: int
+    host_memory_bytes_per_node: float
+    architecture: str = ""
+    """Vendor's generation name (as data; nothing branches on it in core)."""
+    aliases: tuple[str, ...] = ()
+    gemm: Mapping[str, Efficiency] = field(factory=dict)
+    """By operand dtype."""
+    expert_gemm: Mapping[str, Efficiency] = field(factory=dict)
+    attention: Mapping[str, Efficiency] = field(factory=dict)
+    """By kernel: ``fused`` and ``flash2`` forward in training and prefill, ``unfused``, ``decode``."""
+    collectives: Mapping[str, tuple[CollectiveCurve, ...]] = field(factory=dict)
+    """By kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``."""
+    training: Mapping[str, float] = field(factory=dict)
+    """In-situ training constants of this GPU, see docs/reference/gpu-data.md for the keys."""
+    serving: Mapping[str, float] = field(factory=dict)
+    sources: Mapping[str, str] = field(factory=dict)
+    """Where each figure comes from, by field name."""
+
+    def peak(self, dtype: str) -> float:
+        """Dense FLOP/s for a dtype. Raises SpecError naming what the GPU supports."""
+        if dtype not in self.peak_flops:
+            raise SpecError(f"{self.name} has no {dtype} tensor-core peak; it supports {', '.join(sorted(self.peak_flops))}")
+        return self.peak_flops[dtype]
+
+
+@frozen
+class Tier:
+    """One level of the network: groups of up to ``ranks`` GPUs talk at this speed per GPU and direction."""
+
+    name: str
+    ranks: int
+    bytes_per_s: float
+    latency_s: float
+    source: str
+
+
+@frozen
+class Cluster:
+    """GPUs × nodes × tiers, innermost tier first; the last tier spans all GPUs."""
+
+    gpu: Gpu
+    n_gpus: int
+    gpus_per_node: int
+    tiers: tuple[Tier, ...]
+    host_memory_bytes_per_node: float
+    overrides: tuple[str, ...] = ()
+    """What the user replaced, as ``field=value`` for the header."""
+
+    @property
+    def n_nodes(self) -> int:
+        return -(-self.n_gpus // self.gpus_per_node)

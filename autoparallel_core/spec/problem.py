@@ -1,0 +1,75 @@
+"""Everything a question holds, parsed: what every plugin hook and every cost function receives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from attrs import evolve, field, frozen
+
+from autoparallel_core.spec.arch import ModelArch
+from autoparallel_core.spec.cluster import Cluster
+from autoparallel_core.spec.workload import InferenceWorkload, Software, TrainingWorkload, Workload
+
+
+@frozen
+class Constant:
+    """A number of the model with its meaning and origin (measured, vendor, fitted, assumed)."""
+
+    value: float
+    meaning: str
+    source: str
+    origin: Literal["measured", "vendor", "fitted", "assumed"] = "assumed"
+
+
+@frozen
+class EngineSpec:
+    """What an engine plugin registers: identity, defaults, constants. Behaviour comes through its other hooks."""
+
+    name: str
+    modes: tuple[Literal["training", "inference"], ...]
+    default_version: str
+    summary: str
+    software: Software = field(factory=Software)
+    constants: Mapping[str, Constant] = field(factory=dict)
+    """Overrides of, or additions to, the core's constants, by the same names (see docs/reference/constants.md)."""
+    moe_grid: Literal["folded", "tp_or_ep"] = "folded"
+    """folded: ep and etp chosen freely (Megatron folding); tp_or_ep: experts are either TP- or EP-sharded."""
+
+
+@frozen
+class Problem:
+    """One question. Frozen; ``with_*`` give changed copies."""
+
+    arch: ModelArch
+    cluster: Cluster
+    workload: Workload
+    engine: EngineSpec
+    engine_version: str
+    constants: Mapping[str, Constant] = field(factory=dict, repr=False)
+    """Core's constants with the engine's overrides applied."""
+    software: Software = field(factory=Software)
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def mode(self) -> Literal["training", "inference"]:
+        return "training" if isinstance(self.workload, TrainingWorkload) else "inference"
+
+    @property
+    def training(self) -> TrainingWorkload:
+        assert isinstance(self.workload, TrainingWorkload), "asked for the training workload of an inference problem"
+        return self.workload
+
+    @property
+    def inference(self) -> InferenceWorkload:
+        assert isinstance(self.workload, InferenceWorkload), "asked for the inference workload of a training problem"
+        return self.workload
+
+    def constant(self, name: str) -> float:
+        return self.constants[name].value
+
+    def with_workload(self, workload: Workload) -> Problem:
+        return evolve(self, workload=workload)
+
+    def with_cluster(self, cluster: Cluster) -> Problem:
+        return evolve(self, cluster=cluster)

@@ -1,0 +1,96 @@
+"""What is to be run: a training batch or a serving load, and the software that runs it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import field, frozen
+
+PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32")
+
+
+@frozen
+class Software:
+    """What the software stack does, independent of the strategy. Engines give defaults, users and run records override.
+
+    ``assumed`` names the fields nobody stated.
+    """
+
+    attention_kernel: Literal["unfused", "flash2", "fused"] = "fused"
+    elementwise: Literal["unfused", "partly-fused", "eager", "compiled", "fused"] = "fused"
+    dp_overlap: bool = True
+    tp_overlap: bool = False
+    ep_overlap: bool = False
+    p2p_overlap: bool = True
+    cuda_graph: Literal["none", "partial", "full_iteration"] = "none"
+    dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep"] = "alltoall"
+    launch_blocking: bool = False
+    """CUDA_LAUNCH_BLOCKING: the host waits for every kernel."""
+    pipeline_schedule: Literal["1f1b", "gpipe", "zero_bubble", "dualpipe_v"] = "1f1b"
+    embedding_as_layer: bool = False
+    """Embedding and loss count as layers when the pipeline is split."""
+    precision_aware_optimizer: bool = False
+    grad_dtype: Literal["fp32", "bf16"] = "fp32"
+    low_precision_recipe: str | None = None
+    """delayed | current | blockwise | mxfp8 | nvfp4: how low-precision GEMMs are scaled."""
+    activation_offload_layers: int = 0
+    nic_bytes_per_s: float | None = None
+    """Stated interconnect per GPU, when it differs from the preset."""
+    assumed: tuple[str, ...] = ()
+
+
+@frozen
+class TrainingWorkload:
+    """One optimizer step: ``global_batch_size`` sequences of ``seq_len`` tokens."""
+
+    seq_len: int
+    global_batch_size: int
+    precision: str = "bf16"
+    task: Literal["pretrain", "sft", "lora"] = "pretrain"
+    max_tokens_per_micro_batch: int | None = None
+    recompute_allowed: bool = True
+    optimizer_cpu_offload: bool | None = None
+    """True: required, False: forbidden, None: the search may choose."""
+    grad_reduce_in_fp32: bool = True
+    lora_rank: int = 16
+    software: Software | None = None
+    """None: the engine's defaults."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.seq_len * self.global_batch_size
+
+
+@frozen
+class InferenceWorkload:
+    """Requests of ``isl`` input and ``osl`` output tokens, ``concurrency`` of them in flight over the whole cluster."""
+
+    isl: int
+    osl: int
+    concurrency: int | None = None
+    """None: as many as fit (offline maximum throughput)."""
+    load: Literal["closed", "offline", "static"] = "closed"
+    precision: str | None = None
+    """GEMM precision override; None: what the checkpoint is."""
+    kv_dtype: str | None = None
+    prefix_hit_rate: float = 0.0
+    accepted_length: float = 1.0
+    """Mean tokens per step with speculative decoding, 1 without."""
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    memory_fraction: float | None = None
+    """Engine's memory fraction flag; None: its default."""
+    device_memory_bytes: float | None = None
+    ttft_limit_s: float | None = None
+    tpot_limit_s: float | None = None
+    request_rate_per_s: float | None = None
+    goal: Literal["latency", "throughput", "cost"] = "throughput"
+    settings: tuple[tuple[str, str], ...] = field(default=())
+
+    @property
+    def context_tokens(self) -> int:
+        return self.isl + self.osl
+
+
+Workload = TrainingWorkload | InferenceWorkload
