@@ -69,6 +69,8 @@ class Gpu:
     serving: Mapping[str, float] = field(factory=dict)
     sources: Mapping[str, str] = field(factory=dict)
     """Where each figure comes from, by field name."""
+    default: bool = False
+    """The command takes this GPU when the user names none; two claims must be resolved by a name."""
 
     def peak(self, dtype: str) -> float:
         """Dense FLOP/s for a dtype. Raises SpecError naming what the GPU supports."""
