@@ -9,6 +9,7 @@ from attrs import evolve, field, frozen
 
 from autoparallel_core.spec.arch import ModelArch
 from autoparallel_core.spec.cluster import Cluster
+from autoparallel_core.spec.serving import ServingPolicy
 from autoparallel_core.spec.workload import InferenceWorkload, Software, TrainingWorkload, Workload
 
 
@@ -37,6 +38,8 @@ class EngineSpec:
     """folded: ep and etp chosen freely (Megatron folding); tp_or_ep: experts are either TP- or EP-sharded."""
     default_for: tuple[Literal["training", "inference"], ...] = ()
     """Modes in which the command takes this engine when the user names none; two claims on a mode must be resolved by a name."""
+    serving: tuple[ServingPolicy, ...] = ()
+    """Memory layout by version range; the first whose range holds the version is used."""
 
 
 @frozen
