@@ -33,6 +33,8 @@ class Software:
     grad_dtype: Literal["fp32", "bf16"] = "fp32"
     low_precision_recipe: str | None = None
     """delayed | current | blockwise | mxfp8 | nvfp4: how low-precision GEMMs are scaled."""
+    recompute_modules: tuple[str, ...] = ("core_attn",)
+    """What selective recompute runs again, by the names in ``autoparallel_core.cost.recompute.MODULES``."""
     activation_offload_layers: int = 0
     nic_bytes_per_s: float | None = None
     """Stated interconnect per GPU, when it differs from the preset."""

@@ -1,0 +1,36 @@
+"""Pipeline schedules in closed form: idle time and micro-batches in flight.
+
+Symbols: p stages, v virtual stages per rank, m micro-batches, F forward, B input-gradient and W weight-gradient
+time of one micro-batch on one (average) stage. Sources: Narayanan et al., arXiv 2104.04473, section 2.2 (1F1B and
+interleaved); Qi et al., arXiv 2401.10241, table 2 (ZB-H1); DeepSeek-V3, arXiv 2412.19437, table 2 (DualPipe).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def bubble_s(schedule: str, p: Array, v: Array, forward_s: Array, backward_s: Array) -> Array:
+    """Idle seconds per step on every rank; ``backward_s`` is B + W."""
+    idle_1f1b = (p - 1) / v * (forward_s + backward_s)
+    if schedule == "zero_bubble":
+        # W fills the drain: (p-1)(F + B - W), with W = B = half of the backward.
+        return (p - 1) * forward_s
+    if schedule == "dualpipe_v":
+        # (p/2 - 1)(F&B + B - 3W) of the bidirectional schedule, on its two chunks per rank.
+        return np.maximum(p / 2 - 1, 0.0) * np.maximum(forward_s + backward_s - backward_s, 0.25 * forward_s)
+    return idle_1f1b
+
+
+def in_flight(schedule: str, p: Array, v: Array, m: Array, stage: Array) -> Array:
+    """Micro-batches of one whole stage whose activations ``stage`` holds at the peak."""
+    if schedule == "gpipe":
+        return m
+    if schedule == "dualpipe_v":
+        return np.minimum(m, p + 0.5)
+    plain = np.minimum(m, p - stage)
+    chunks = np.minimum(m * v, (v - 1) * p + 2 * (p - stage - 1) + 1) / v
+    return np.where(v > 1, chunks, plain)

@@ -1,0 +1,112 @@
+"""What holds for one serving problem before any strategy is looked at: engine policy, fractions, formats, limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autoparallel_core.errors import SpecError
+from autoparallel_core.spec.quantization import FORMATS, WeightFormat, weight_format
+from autoparallel_core.spec.serving import SchedulerDefaults, ServingPolicy
+
+if TYPE_CHECKING:
+    from autoparallel_core.spec.op import Op, Weight
+    from autoparallel_core.spec.problem import Problem
+
+DTYPE_BYTES = {"fp32": 4.0, "float32": 4.0, "bf16": 2.0, "bfloat16": 2.0, "fp16": 2.0, "float16": 2.0, "int8": 1.0, "fp8": 1.0,
+               "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "fp4": 0.5, "nvfp4": 0.5625, "mxfp4": 0.53125}  # fmt: skip
+"""Bytes per element, scales included."""
+
+ON_THE_FLY = frozenset({"attention", "mlp", "experts", "shared_experts", "mtp"})
+"""Components whose matrices an engine quantises while loading; tables, heads, routers and towers stay as they are."""
+
+DEFAULT_POLICY = ServingPolicy(
+    source="no policy registered by the engine: nine tenths of the device, minus everything else",
+    budget="share_of_device",
+    memory_fraction=0.9,
+)
+
+
+def policy_for(problem: Problem) -> ServingPolicy:
+    """The engine's policy for the problem's version; a plain one for engines that register none.
+
+    Raises:
+        SpecError: the version is not a version number, or no policy covers it.
+    """
+    policies = problem.engine.serving
+    if not policies:
+        return DEFAULT_POLICY
+    version = _version(problem.engine_version)
+    for p in policies:
+        if (p.since is None or version >= _version(p.since)) and (p.until is None or version < _version(p.until)):
+            return p
+    ranges = ", ".join(f"{p.since or '…'} to {p.until or '…'}" for p in policies)
+    raise SpecError(f"{problem.engine.name} {problem.engine_version} has no memory policy; there are some for {ranges}")
+
+
+def _version(text: str):  # type: ignore[no-untyped-def]  # noqa: ANN202 - packaging is imported where it is needed
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise SpecError(f"engine version '{text}' is not a version number such as 0.12.1") from None
+
+
+def dtype_bytes(name: str) -> float:
+    """Bytes of one cached or stored element. Raises SpecError naming the known dtypes."""
+    key = name.lower()
+    if key not in DTYPE_BYTES:
+        raise SpecError(f"unknown dtype '{name}'; known: {', '.join(sorted(DTYPE_BYTES))}")
+    return DTYPE_BYTES[key]
+
+
+def model_dtype(problem: Problem) -> str:
+    """What the unquantised parts of the model are stored in: ``fp32``, ``fp16`` or ``bf16``."""
+    asked = problem.inference.precision
+    if asked in ("fp32", "fp16", "bf16"):
+        return asked
+    return problem.arch.weight_dtype if problem.arch.weight_dtype in FORMATS else "bf16"
+
+
+def kv_dtype(problem: Problem) -> str:
+    """KV-cache dtype: the user's, the checkpoint's, or the model's."""
+    asked = problem.inference.kv_dtype
+    if asked and asked != "auto":
+        return asked
+    return problem.arch.kv_dtype or model_dtype(problem)
+
+
+def stored_format(problem: Problem, op: Op, weight: Weight) -> WeightFormat:
+    """How one tensor lies in GPU memory: as in the checkpoint, or in the precision asked for.
+
+    16- and 32-bit precisions undo the checkpoint's quantisation; others quantise what engines quantise while loading.
+    """
+    asked = problem.inference.precision
+    plain = FORMATS[model_dtype(problem)]
+    if asked is None or asked in ("fp32", "fp16", "bf16"):
+        return plain if weight.format is None or asked else weight_format(weight.format)
+    if weight.format is not None or (weight.linear and weight.component in ON_THE_FLY and not getattr(op, "precise", False)):
+        return weight_format(asked) if weight.linear else plain
+    return plain
+
+
+def device_bytes(problem: Problem) -> float:
+    """Memory that one GPU shows: what the user states, else the preset's."""
+    stated = problem.inference.device_memory_bytes
+    return stated if stated is not None else problem.cluster.gpu.memory_bytes
+
+
+def scheduler_limits(problem: Problem) -> SchedulerDefaults:
+    """Most sequences and tokens per step: the user's, else the engine's defaults for this GPU."""
+    work, gpu = problem.inference, problem.cluster.gpu
+    default = next(
+        (
+            d
+            for d in policy_for(problem).scheduler
+            if device_bytes(problem) >= d.min_memory_bytes and gpu.architecture.lower() not in d.not_architectures
+        ),
+        SchedulerDefaults(256, 8192),
+    )
+    return SchedulerDefaults(
+        work.max_num_seqs or default.max_num_seqs, work.max_num_batched_tokens or default.max_num_batched_tokens
+    )

@@ -1,0 +1,91 @@
+"""Seconds of collectives over groups of ranks laid out on a tiered network.
+
+A group is ``size`` ranks, ``stride`` apart (the product of the mesh dimensions inside it). A group that
+spans more than the scale-up domain runs at the scale-out rate of all its ranks in one domain together
+(a hierarchical ring uses every NIC of a node), never above the scale-up rate.
+Bus-bandwidth convention: NCCL tests, PERFORMANCE.md (all-reduce moves 2(n−1)/n of the buffer per rank,
+all-gather, reduce-scatter and all-to-all (n−1)/n).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from autoparallel_core.spec.cluster import Cluster
+
+Array = NDArray[np.float64]
+
+
+@frozen
+class Network:
+    """The rates of one cluster as collectives see them."""
+
+    domain: float
+    scale_up_bytes_per_s: float
+    scale_up_latency_s: float
+    scale_out_bytes_per_s: float
+    """Per GPU."""
+    scale_out_latency_s: float
+
+    @classmethod
+    def of(
+        cls, cluster: Cluster, *, scale_up_efficiency: float, scale_out_efficiency: float, scale_out_latency_s: float
+    ) -> Network:
+        """Measured in-situ bus bandwidth inside the domain where the GPU's data has it, the tiers' rates elsewhere."""
+        inner, outer = cluster.tiers[0], cluster.tiers[-1]
+        training = cluster.gpu.training
+        bus = min(training.get("all_reduce_bytes_per_s", inner.bytes_per_s), inner.bytes_per_s)
+        return cls(
+            domain=float(min(inner.ranks, cluster.n_gpus)),
+            scale_up_bytes_per_s=bus * scale_up_efficiency,
+            scale_up_latency_s=training.get("all_reduce_latency_s", inner.latency_s),
+            scale_out_bytes_per_s=outer.bytes_per_s * scale_out_efficiency,
+            scale_out_latency_s=max(outer.latency_s, scale_out_latency_s),
+        )
+
+    def inside(self, size: Array, stride: Array | float) -> NDArray[np.bool_]:
+        return size * stride <= self.domain
+
+    def bus(self, size: Array, stride: Array | float) -> Array:
+        """Bytes/s per rank that a ring over the group moves."""
+        ranks_per_domain = np.clip(self.domain / stride, 1.0, size)
+        out = np.minimum(self.scale_out_bytes_per_s * ranks_per_domain, self.scale_up_bytes_per_s)
+        return np.where(self.inside(size, stride), self.scale_up_bytes_per_s, out)
+
+    def latency(self, size: Array, stride: Array | float) -> Array:
+        """Seconds before the first byte counts: one step per doubling across domains, a constant inside."""
+        domains = np.maximum(1.0, size * stride / self.domain)
+        outer = self.scale_out_latency_s * np.ceil(np.log2(domains))
+        return np.where(
+            size > 1, np.where(self.inside(size, stride), self.scale_up_latency_s, self.scale_up_latency_s + outer), 0.0
+        )
+
+    def gather(self, full_bytes: Array, size: Array, stride: Array | float) -> Array:
+        """All-gather to, or reduce-scatter of, ``full_bytes`` per rank."""
+        return (size - 1) / size * full_bytes / self.bus(size, stride) + self.latency(size, stride)
+
+    def all_reduce(self, full_bytes: Array, size: Array, stride: Array | float) -> Array:
+        """As reduce-scatter followed by all-gather."""
+        return 2 * self.gather(full_bytes, size, stride)
+
+    def send(self, n_bytes: Array, stride: Array | float) -> Array:
+        """Point to point between neighbours ``stride`` apart."""
+        near = np.asarray(stride < self.domain)
+        rate = np.where(near, self.scale_up_bytes_per_s, self.scale_out_bytes_per_s)
+        return n_bytes / rate + np.where(near, self.scale_up_latency_s, self.scale_out_latency_s)
+
+    def exchange(self, copies_bytes: Array, token_bytes: Array, top_k: int, size: Array, stride: Array | float) -> Array:
+        """All-to-all of dispatched tokens.
+
+        ``copies_bytes`` is what a rank sends in all (top_k copies of its tokens), ``token_bytes`` one copy.
+        Across domains a token travels once per domain it visits, n(1−(1−1/n)^k) of n domains under balanced
+        routing, and is spread inside (DeepSeek-V3, arXiv 2412.19437, section 3.2.2).
+        """
+        n = np.maximum(1.0, size * stride / self.domain)
+        local_share = (size - 1) / size / n
+        inside = copies_bytes * np.where(n > 1, np.maximum(local_share, 1.0 - 1.0 / n), local_share) / self.scale_up_bytes_per_s
+        visits = n * (1.0 - (1.0 - 1.0 / n) ** top_k)
+        outside = token_bytes * visits * (n - 1) / n / self.scale_out_bytes_per_s
+        return np.where(size > 1, np.maximum(inside, outside) + self.latency(size, stride), 0.0)

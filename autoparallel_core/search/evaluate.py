@@ -1,0 +1,106 @@
+"""From a batch of strategies to time, memory and verdict: the one road that search, check, explain and validate share.
+
+Axis legend: S strategies, P distinct pipeline stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
+
+from autoparallel_core.cost.training import TrainingBatch, evaluate_training
+from autoparallel_core.errors import PluginContract
+from autoparallel_core.spec.problem import Problem
+from autoparallel_core.spec.strategy import StrategyBatch
+
+if TYPE_CHECKING:
+    from autoparallel_core.host import Host
+
+Array = NDArray[np.float64]
+
+
+@frozen(eq=False)
+class Evaluation:
+    """Figures of S strategies."""
+
+    batch: StrategyBatch
+    seconds: Mapping[str, Array]
+    """By cause; sums to ``total_s``."""
+    total_s: Array
+    tokens_per_s_per_gpu: Array
+    """Training: tokens of the step. Inference: output tokens."""
+    allocated_bytes: Array
+    reserved_bytes: Array
+    host_bytes_per_node: Array
+    capacity_bytes: float
+    fits: NDArray[np.bool_]
+    tight: NDArray[np.bool_]
+    memory: Mapping[str, Array] = field(factory=dict)
+    """Bytes by cause on the deciding stage; sums to ``allocated_bytes``."""
+    serving: Mapping[str, Array] = field(factory=dict)
+    """Inference only: the fields of ServingFigures."""
+    training: TrainingBatch | None = None
+    blame: Mapping[str, str] = field(factory=dict)
+    """Cause → plugin that added it."""
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+
+def evaluate(problem: Problem, batch: StrategyBatch, host: Host | None = None) -> Evaluation:
+    """Price a batch; engine plugins' deltas of memory and time are added.
+
+    Raises:
+        SpecError: the GPU lacks the precision or a constant.
+        PluginContract: a plugin's delta makes a total negative.
+    """
+    if problem.mode == "inference":
+        from autoparallel_core.search.evaluate_serving import evaluate_inference
+
+        return evaluate_inference(problem, batch, host)
+    cost = evaluate_training(problem, batch)
+    blame: dict[str, str] = {}
+    seconds, memory = dict(cost.seconds), dict(cost.memory)
+    if host is not None and len(batch):
+        seconds, blame = _add(host, "adjust_cost", problem, batch, seconds, cost=dict(cost.seconds))
+        memory, more = _add(host, "memory", problem, batch, memory)
+        blame |= more
+    total = np.sum(list(seconds.values()), axis=0)
+    allocated = np.sum(list(memory.values()), axis=0)
+    reserved = allocated * problem.constant("memory_reserved_factor") + problem.constant("memory_context_bytes")
+    capacity = problem.cluster.gpu.memory_bytes
+    fits = (reserved <= capacity) & (cost.host_bytes_per_node <= problem.cluster.host_memory_bytes_per_node)
+    return Evaluation(
+        batch=batch,
+        seconds=seconds,
+        total_s=total,
+        tokens_per_s_per_gpu=problem.training.tokens_per_step / total / problem.cluster.n_gpus,
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        host_bytes_per_node=cost.host_bytes_per_node,
+        capacity_bytes=capacity,
+        fits=fits,
+        tight=fits & (reserved > problem.constant("tight_below") * capacity),
+        memory=memory,
+        training=cost,
+        blame=blame,
+    )
+
+
+def _add(
+    host: Host, hook: str, problem: Problem, batch: StrategyBatch, base: dict[str, Array], **kw: object
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """Sum every plugin's deltas into ``base``, by cause."""
+    out = dict(base)
+    blame: dict[str, str] = {}
+    for plugin, deltas in host.call("engines", hook, problem=problem, batch=batch, **kw):
+        for cause, value in deltas.items():
+            out[cause] = out.get(cause, 0.0) + value
+            blame[cause] = plugin.name
+    if out and np.any(np.sum(list(out.values()), axis=0) < 0):
+        raise PluginContract(f"hook {hook} of {', '.join(sorted(set(blame.values())))} makes a total negative")
+    return out, blame
