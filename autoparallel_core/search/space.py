@@ -1,0 +1,300 @@
+"""Every strategy of a problem, as batches: divisibility first, then the engine's rules, then the rest of the product.
+
+A strategy is a *layout* (degrees, virtual stages, micro-batch size) times *options* (ZeRO stage and shard group,
+recompute, offload). Layouts are few, options many, and most rules speak of layouts only: those are asked once per
+layout, before its options are multiplied out. A rule that reads an option is asked on whole strategies.
+
+Axis legend: S strategies, R layouts, O options of one layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from autoparallel_core.errors import SpecError
+from autoparallel_core.search import axes
+from autoparallel_core.search.facts import is_moe
+from autoparallel_core.search.rules import ReadsOptions, apply_rules, first_broken
+from autoparallel_core.spec.problem import Problem
+from autoparallel_core.spec.rule import Rule
+from autoparallel_core.spec.space import Space
+from autoparallel_core.spec.strategy import COLUMNS, StrategyBatch
+
+IntArray = NDArray[np.int64]
+Table = dict[str, IntArray]
+
+OPTIONS = ("shard", "zero", "recompute", "recompute_layers", "offload")
+LAYOUT = tuple(c for c in COLUMNS if c not in OPTIONS)
+CHUNK = 32_768
+"""Strategies per batch: long enough to hide numpy's call overhead, short enough for the cache."""
+LAYOUT_SLICE = 65_536
+
+
+@define
+class Tally:
+    """What became of the space while it was enumerated."""
+
+    enumerated: int = 0
+    """Strategies after divisibility."""
+    refused: dict[str, int] = field(factory=dict)
+    """Strategies refused, by the first rule each breaks (rules on layouts come first)."""
+    total: int = 0
+    """Strategies that passed the rules on layouts, known before the first batch (for a progress bar)."""
+
+    def refuse(self, counts: dict[str, int]) -> None:
+        for rule, n in counts.items():
+            self.refused[rule] = self.refused.get(rule, 0) + n
+
+
+def enumerate_space(
+    problem: Problem,
+    space: Space,
+    rules: Sequence[Rule] = (),
+    *,
+    tally: Tally | None = None,
+    chunk: int = CHUNK,
+) -> Iterator[StrategyBatch]:
+    """Batches of the strategies of ``space`` that break none of ``rules`` (pass () for all of them).
+
+    Args:
+        problem: the question; its world, batch, model and workload decide what divides.
+        space: values per axis; an empty axis takes the core's choice (:mod:`autoparallel_core.search.axes`).
+        rules: legality rules; what they refuse is counted in ``tally``.
+        tally: filled while iterating.
+        chunk: about how many strategies a batch holds.
+
+    Raises:
+        PluginContract: a rule returned something other than bool[S].
+    """
+    tally = tally if tally is not None else Tally()
+    table = layouts(problem, space)
+    groups = _option_groups(problem, space, table)
+    tally.enumerated = sum(len(rows) * len(options["zero"]) for rows, options in groups)
+    layout_rules, option_rules, first = _refused_layouts(problem, table, rules)
+    survivors: list[tuple[Table, Table]] = []
+    for rows, options in groups:
+        n_options = len(options["zero"])
+        by_rule = np.bincount(first[rows] + 1, minlength=len(layout_rules) + 1)[1:]
+        tally.refuse({r.id: int(n) * n_options for r, n in zip(layout_rules, by_rule, strict=True) if n})
+        kept_rows = rows[first[rows] < 0]
+        tally.total += len(kept_rows) * n_options
+        survivors.append((_filter(table, kept_rows), options))
+    for batch in _batches(survivors, chunk):
+        legal, refused = apply_rules(problem, batch, option_rules)
+        tally.refuse(refused)
+        kept = batch if legal.all() else batch.take(legal)
+        if len(kept):
+            yield kept
+
+
+def count_space(problem: Problem, space: Space) -> int:
+    """Strategies of the space after divisibility, without making them."""
+    table = layouts(problem, space)
+    return sum(len(rows) * len(options["zero"]) for rows, options in _option_groups(problem, space, table))
+
+
+# --- layouts --------------------------------------------------------------------------------------------------
+
+
+def layouts(problem: Problem, space: Space) -> Table:
+    """Every layout that divides: int64[R] per column of LAYOUT."""
+    return training_layouts(problem, space) if problem.mode == "training" else inference_layouts(problem, space)
+
+
+def training_layouts(problem: Problem, space: Space) -> Table:
+    """Every (tp, sp, pp, vpp, cp, ep, etp, dp, mbs): int64[R] per column.
+
+    The world is tp·cp·pp·dp; experts fold over the same ranks, so etp·ep must divide tp·cp·dp.
+    """
+    world, work = problem.cluster.n_gpus, problem.training
+    t = _cross(_unit(), "tp", axes.training_tp(problem, space), lambda t: world % t["tp"] == 0)
+    t = _cross(t, "pp", axes.training_pp(problem, space), lambda t: world % (t["tp"] * t["pp"]) == 0)
+    t = _cross(t, "cp", axes.training_cp(problem, space), lambda t: world % (t["tp"] * t["pp"] * t["cp"]) == 0)
+    t["dp"] = world // (t["tp"] * t["pp"] * t["cp"])
+    t = _filter(t, work.global_batch_size % t["dp"] == 0)
+    t = _cross(t, "mbs", axes.micro_batch_sizes(problem, space), lambda t: _micro_batch_ok(problem, space, t))
+    t = _cross_by(t, "vpp", "pp", lambda pp: axes.virtual_pipeline(problem, space, pp))
+    t = _cross(t, "sp", space.sp or (0, 1), lambda t: (t["sp"] == 0) | (t["tp"] > 1), fallback=0)
+    if is_moe(problem.arch):
+        t = _cross(t, "ep", axes.expert_parallel(problem, space), lambda t: (t["tp"] * t["cp"] * t["dp"]) % t["ep"] == 0)
+        t = _cross_by(t, "etp", "tp", lambda tp: tuple(v for v in space.etp or axes.divisors(tp) if tp % v == 0))
+        t = _filter(t, (t["tp"] * t["cp"] * t["dp"]) % (t["ep"] * t["etp"]) == 0)
+        if problem.engine.moe_grid == "tp_or_ep":
+            t = _filter(t, (t["ep"] == 1) | (t["etp"] == 1))
+    return _complete(t)
+
+
+def inference_layouts(problem: Problem, space: Space) -> Table:
+    """Every (tp, pp, attn_dp, ep) of one instance, with as many instances (dp) as the cluster holds: int64[R].
+
+    An instance is tp·attn_dp·pp GPUs; experts split over its tp·attn_dp ranks, ep ways by expert and the rest by
+    width (etp). GPUs left over by whole instances stay idle.
+    """
+    n = problem.cluster.n_gpus
+    tp_limit = axes.SERVING_TP_NODES * axes.domain_ranks(problem)
+    steps = sorted({*axes.divisors(n), *(1 << i for i in range(n.bit_length()))})
+    t = _cross(_unit(), "tp", space.tp or [d for d in steps if d <= tp_limit], lambda t: t["tp"] <= n)
+    moe = is_moe(problem.arch)
+    default_dp = [d for d in steps if d <= axes.MAX_ATTENTION_DP] if moe else [1]
+    t = _cross(t, "attn_dp", space.attn_dp or default_dp, lambda t: t["tp"] * t["attn_dp"] <= n)
+    stages = space.pp or [d for d in steps if d <= problem.arch.num_layers]
+    t = _cross(t, "pp", stages, lambda t: t["tp"] * t["attn_dp"] * t["pp"] <= n)
+    t["dp"] = n // (t["tp"] * t["attn_dp"] * t["pp"])
+    if moe:
+        t = _cross(t, "ep", axes.expert_parallel(problem, space), lambda t: (t["tp"] * t["attn_dp"]) % t["ep"] == 0)
+        t["etp"] = t["tp"] * t["attn_dp"] // t["ep"]
+        if problem.engine.moe_grid == "tp_or_ep":
+            t = _filter(t, (t["ep"] == 1) | (t["etp"] == 1))
+        if space.etp:
+            t = _filter(t, np.isin(t["etp"], space.etp))
+    t["sp"] = (t["tp"] > 1).astype(np.int64)
+    return _complete(t)
+
+
+def _micro_batch_ok(problem: Problem, space: Space, t: Table) -> NDArray[np.bool_]:
+    """mbs·dp divides the batch; the core's own choice also keeps to the token limit and, in a pipeline, to 2^a and 3·2^a."""
+    work = problem.training
+    ok: NDArray[np.bool_] = work.global_batch_size % (t["mbs"] * t["dp"]) == 0
+    if space.mbs:
+        return ok
+    ok &= (t["mbs"] == 1) | (t["mbs"] * work.seq_len <= axes.MAX_TOKENS_PER_MICRO_BATCH * t["cp"])
+    third = np.where(t["mbs"] % 3 == 0, t["mbs"] // 3, t["mbs"])
+    return ok & ((t["pp"] == 1) | (third & (third - 1) == 0))
+
+
+# --- products of small tables ---------------------------------------------------------------------------------
+
+
+def _unit() -> Table:
+    return {"tp": np.ones(1, dtype=np.int64)}
+
+
+def _filter(t: Table, keep: Any) -> Table:
+    return {c: v[keep] for c, v in t.items()}
+
+
+def _cross(
+    t: Table, name: str, values: Sequence[int], keep: Callable[[Table], Any], *, fallback: int | None = None
+) -> Table:  # fmt: skip
+    """Every row with every value, less those that ``keep`` drops; rows left with none take ``fallback``, if given."""
+    v = np.unique(np.asarray(values, dtype=np.int64))
+    n = len(t["tp"])
+    out = {c: np.repeat(a, len(v)) for c, a in t.items() if c != name}
+    out[name] = np.tile(v, n)
+    mask = np.asarray(keep(out), dtype=bool)
+    kept = _filter(out, mask)
+    if fallback is None:
+        return kept
+    bare = ~mask.reshape(n, len(v)).any(axis=1)
+    lost = _filter(t, bare) | {name: np.full(int(bare.sum()), fallback, dtype=np.int64)}
+    return {c: np.concatenate([kept[c], lost[c]]) for c in kept}
+
+
+def _cross_by(t: Table, name: str, key: str, values: Callable[[int], Sequence[int]]) -> Table:
+    """Every row with the values that its ``key`` column allows."""
+    keys, inverse = np.unique(t[key], return_inverse=True)
+    lists = [np.asarray(values(int(k)), dtype=np.int64) for k in keys]
+    lengths = np.array([len(v) for v in lists], dtype=np.int64)
+    flat = np.concatenate([*lists, np.zeros(0, dtype=np.int64)])
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
+    per_row = lengths[inverse]
+    within = np.arange(int(per_row.sum())) - np.repeat(np.cumsum(per_row) - per_row, per_row)
+    return {c: np.repeat(a, per_row) for c, a in t.items()} | {name: flat[np.repeat(starts[inverse], per_row) + within]}
+
+
+def _complete(t: Table) -> Table:
+    """All layout columns, the missing ones at 1 (sequence parallelism at 0)."""
+    n = len(t["tp"])
+    return {c: t[c] if c in t else np.full(n, 0 if c == "sp" else 1, dtype=np.int64) for c in LAYOUT}
+
+
+# --- options --------------------------------------------------------------------------------------------------
+
+
+def _option_groups(problem: Problem, space: Space, t: Table) -> list[tuple[IntArray, Table]]:
+    """Rows of the layout table that share their options, each group with its options (int64[O] per column)."""
+    n = len(t["tp"])
+    if problem.mode == "inference":
+        return [(np.arange(n), _option_table([(0, 1)], [(0, 0)], [0]))]
+    ranks = t["dp"] * t["cp"]
+    layers = -(-problem.arch.num_layers // t["pp"])
+    width = problem.arch.num_layers + 1
+    keys, inverse = np.unique(ranks * width + layers, return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    bounds = np.searchsorted(inverse[order], np.arange(len(keys) + 1))
+    offload = axes.offload_options(problem, space)
+    out = []
+    for i, key in enumerate(keys):
+        shards = axes.sharding_options(space, int(key) // width)
+        recompute = axes.recompute_options(problem, space, int(key) % width)
+        out.append((order[bounds[i] : bounds[i + 1]], _option_table(shards, recompute, offload)))
+    return out
+
+
+def _option_table(
+    shards: Sequence[tuple[int, int]], recompute: Sequence[tuple[int, int]], offload: Sequence[int]
+) -> Table:  # fmt: skip
+    rows = [(z, s, r, n, o) for z, s in shards for r, n in recompute for o in offload]
+    a = np.array(rows, dtype=np.int64).reshape(len(rows), 5)
+    names = ("zero", "shard", "recompute", "recompute_layers", "offload")
+    return {c: np.ascontiguousarray(a[:, i]) for i, c in enumerate(names)}
+
+
+def _refused_layouts(
+    problem: Problem, t: Table, rules: Sequence[Rule]
+) -> tuple[list[Rule], list[Rule], NDArray[np.int16]]:  # fmt: skip
+    """Rules that read layouts only, the other rules, and the first of the former that each row breaks (-1: none)."""
+    on_layouts, on_options = list(rules), list[Rule]()
+    n = len(t["tp"])
+    while True:
+        first = np.full(n, -1, dtype=np.int16)
+        try:
+            for start in range(0, n, LAYOUT_SLICE):
+                part = StrategyBatch({c: v[start : start + LAYOUT_SLICE] for c, v in t.items()})
+                first[start : start + LAYOUT_SLICE] = first_broken(problem, part, on_layouts)
+        except ReadsOptions as e:
+            on_layouts = [r for r in on_layouts if r is not e.rule]
+            on_options = [r for r in rules if not any(r is o for o in on_layouts)]
+        else:
+            return on_layouts, on_options, first
+
+
+def _batches(groups: Sequence[tuple[Table, Table]], chunk: int) -> Iterator[StrategyBatch]:
+    """Multiply layouts with their options and cut the result into batches of about ``chunk``."""
+    waiting: list[StrategyBatch] = []
+    size = 0
+    for layouts, options in groups:
+        n_options = len(options["zero"])
+        if not n_options:
+            continue
+        rows = max(1, chunk // n_options)
+        for start in range(0, len(layouts["tp"]), rows):
+            part = {c: v[start : start + rows] for c, v in layouts.items()}
+            n = len(part["tp"])
+            columns = {c: np.repeat(v, n_options) for c, v in part.items()} | {c: np.tile(v, n) for c, v in options.items()}
+            waiting.append(StrategyBatch({c: columns[c] for c in COLUMNS}))
+            size += n * n_options
+            if size >= chunk:
+                yield StrategyBatch.concat(waiting) if len(waiting) > 1 else waiting[0]
+                waiting, size = [], 0
+    if waiting:
+        yield StrategyBatch.concat(waiting)
+
+
+def require_some(problem: Problem, tally: Tally) -> None:
+    """Raise SpecError when nothing at all divides: the batch or the axes' values cannot fill the cluster."""
+    if tally.enumerated:
+        return
+    n = problem.cluster.n_gpus
+    if problem.mode == "training":
+        batch = problem.training.global_batch_size
+        raise SpecError(
+            f"no split of {n} GPUs gives a data-parallel size that divides the global batch of {batch} sequences; "
+            f"a batch of {-(-batch // n) * n} would do"
+        )
+    raise SpecError(f"no instance layout of {problem.engine.name} fits on {n} GPUs")

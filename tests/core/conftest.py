@@ -1,0 +1,1 @@
+"""Makes ``problem_builders`` importable from every test below this directory."""
