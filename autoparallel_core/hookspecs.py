@@ -42,6 +42,24 @@ class ModelHooks:
     """Group ``autoparallel.models``: recognise one's part of a config and lower it to blocks."""
 
     @hookspec
+    def parse_family(self, config: ConfigView) -> Mapping[str, Mapping[str, Any]] | None:
+        """What a model type implies beyond its config file: ``{"defaults": {…}, "traits": {…}}``, both optional.
+
+        ``defaults`` are values of config fields that the type's reference implementation assumes when the file
+        omits them; reading one leaves a visible note. ``traits`` are facts that no config field states (kind of
+        norm, biases, gating …), read with ``config.trait(name)``. Return None for types that are not yours.
+        Two plugins that disagree on a value are a conflict that names both.
+
+        Example::
+
+            @hookimpl
+            def parse_family(config):
+                if config.model_type != "toy":
+                    return None
+                return {"defaults": {"vocab_size": 32000}, "traits": {"norm": "layer", "tied": True}}
+        """
+
+    @hookspec
     def parse_mixer(self, config: ConfigView, layer: int) -> Block | Sequence[Block] | None:
         """The token mixer (attention, MLA, linear attention, Mamba …) of decoder layer ``layer`` (0-based).
 
@@ -66,7 +84,9 @@ class ModelHooks:
     def parse_extras(self, config: ConfigView) -> Mapping[str, Sequence[Layer]] | None:
         """Blocks outside the decoder stack: ``{"mtp": [Layer…], "towers": [Layer…]}``.
 
-        Each key is optional; the results of all plugins are joined.
+        Each key is optional; the results of all plugins are joined. ``"prologue"`` and ``"epilogue"`` (one layer of
+        one block each) replace the embedding and the head that the core would build from the config's fields; two
+        plugins giving the same one are a conflict.
         """
 
     @hookspec

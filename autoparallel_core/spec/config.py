@@ -7,16 +7,42 @@ unknown field visible to the user.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autoparallel_core.errors import SpecError
 
 _MISSING = object()
 
+ALIASES: dict[str, tuple[str, ...]] = {
+    "hidden_size": ("n_embd", "d_model", "model_dim"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("n_head_kv", "num_kv_heads", "n_kv_heads", "multi_query_group_num", "num_attention_groups"),
+    "head_dim": ("kv_channels", "hidden_size_per_head", "attention_head_dim"),
+    "intermediate_size": ("n_inner", "ffn_hidden_size", "ffn_dim", "d_ff"),
+    "vocab_size": ("padded_vocab_size",),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len", "model_max_length", "seq_length"),
+    "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts"),
+    "num_experts_per_tok": (
+        "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k", "experts_per_token",
+    ),
+    "moe_intermediate_size": ("expert_intermediate_size", "moe_ffn_hidden_size"),
+    "hidden_act": ("hidden_activation", "activation_function", "mlp_hidden_act"),
+}  # fmt: skip
+"""Field → other names under which checkpoints store the same thing, tried in this order."""
+
+
+def _names(names: tuple[str, ...]) -> Iterator[str]:
+    for n in names:
+        yield n
+        yield from ALIASES.get(n, ())
+
 
 class ConfigView:
     """Read access to a config's fields.
+
+    Every reading method tries the :data:`ALIASES` of a name too.
 
     Args:
         fields: the language model's fields.
@@ -31,9 +57,16 @@ class ConfigView:
         self.read: set[str] = set()
         self.notes: dict[str, None] = {}
         """Assumptions made by plugins, in order of first mention (a dict used as an ordered set)."""
+        self._defaults: Mapping[str, Any] = {}
+        self._traits: Mapping[str, Any] = {}
+
+    def adopt(self, *, defaults: Mapping[str, Any], traits: Mapping[str, Any]) -> None:
+        """Take what the model type implies (hook ``parse_family``): values of omitted fields, and unwritten facts."""
+        self._defaults, self._traits = dict(defaults), dict(traits)
 
     def __contains__(self, field: str) -> bool:
-        return self._fields.get(field) is not None
+        """Whether the file itself gives the field (under any alias) a value."""
+        return any(self._fields.get(n) is not None for n in _names((field,)))
 
     def raw(self, field: str) -> Any:
         """The field as it stands (None when absent), counted as read."""
@@ -41,21 +74,35 @@ class ConfigView:
         return self._fields.get(field)
 
     def get(self, *names: str, default: Any = None) -> Any:
-        """The first of the aliases that is present and not null; all of them count as read."""
-        self.read.update(names)
-        for n in names:
+        """The first of the names and their aliases that is present and not null; all of them count as read.
+
+        When the file has none, the model type's own default is taken with a visible note, then ``default``.
+        """
+        every = tuple(_names(names))
+        self.read.update(every)
+        for n in every:
             v = self._fields.get(n)
             if v is not None:
                 return v
+        for n in every:
+            if n in self._defaults:
+                v = self._defaults[n]
+                self.note(f"config has no '{n}': the default of model type '{self.model_type}', {v!r}, is assumed")
+                return v
         return default
+
+    def trait(self, name: str, default: Any = None) -> Any:
+        """A fact that the model type implies (hook ``parse_family``), or ``default``."""
+        return self._traits.get(name, default)
 
     def require(self, *names: str) -> Any:
         """As get, but raises SpecError naming the field when none is present."""
         v = self.get(*names, default=_MISSING)
         if v is _MISSING:
+            others = [n for n in _names(names) if n != names[0]]
+            state = "is null" if names[0] in self._fields else "is missing"
             raise SpecError(
-                f"{self.name}: config field '{names[0]}' is missing"
-                + (f" (also looked for {', '.join(names[1:])})" if names[1:] else "")
+                f"{self.name}: config field '{names[0]}' {state}" + (f" (also looked for {', '.join(others)})" if others else "")
             )
         return v
 
@@ -63,7 +110,7 @@ class ConfigView:
         """A positive integer field. Raises SpecError when missing without default, not an integer, or < 1."""
         v = self.get(*names, default=default)
         if v is None:
-            return int(self.require(*names))
+            v = self.require(*names)
         if isinstance(v, bool) or not isinstance(v, int) or v < 1:
             raise SpecError(f"{self.name}: config field '{names[0]}' must be a positive integer, not {v!r}")
         return v
@@ -81,13 +128,28 @@ class ConfigView:
             raise SpecError(f"{self.name}: config field '{names[0]}' must be true or false, not {v!r}")
         return bool(v)
 
+    def per_layer(self, *names: str, layer: int, default: Any = None) -> Any:
+        """A field that is one value for all layers, or a list with one value per layer."""
+        v = self.get(*names, default=default)
+        if not isinstance(v, list | tuple):
+            return v
+        if layer >= len(v):
+            raise SpecError(f"{self.name}: config field '{names[0]}' lists {len(v)} layers, but layer {layer + 1} is asked for")
+        return v[layer]
+
     def note(self, text: str) -> None:
         """Record an assumption; it is shown with every answer about this model."""
         self.notes[text] = None
 
     @property
     def model_type(self) -> str:
-        return str(self.get("model_type", default=""))
+        return str(self.raw("model_type") or "")
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Class names the config lists, empty when it lists none."""
+        v = self.raw("architectures")
+        return tuple(str(a) for a in v) if isinstance(v, list | tuple) else ()
 
     def unread(self) -> tuple[str, ...]:
         """Fields with a value that nothing has read yet."""

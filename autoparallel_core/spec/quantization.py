@@ -33,8 +33,13 @@ FORMATS: dict[str, WeightFormat] = {
         WeightFormat("fp8_block128", 1.0 + 4.0 / (128 * 128), "fp8", 128),
         WeightFormat("mxfp8", 1.0 + 1.0 / 32, "fp8", 32),
         WeightFormat("int8", 1.0, "int8"),
+        WeightFormat("int8_weight_only", 1.0, "bf16"),
         WeightFormat("nvfp4", 0.5 + 1.0 / 16, "fp4", 16),
+        WeightFormat("nvfp4_weight_only", 0.5 + 1.0 / 16, "bf16", 16),
         WeightFormat("mxfp4", 0.5 + 1.0 / 32, "fp4", 32),
+        # bitsandbytes: one fp32 absmax per 64 weights; nested: an int8 absmax per 64 and one fp32 per 256 of those.
+        WeightFormat("nf4", 0.5 + 4.0 / 64, "bf16", 64),
+        WeightFormat("nf4_nested", 0.5 + 1.0 / 64 + 4.0 / (64 * 256), "bf16", 64),
     )
 }
 
@@ -52,13 +57,20 @@ def int_format(bits: int, group_size: int, *, zero_point: bool) -> WeightFormat:
     return WeightFormat(name, per_param, "bf16", group_size if group_size > 0 else None)
 
 
+def fp8_block_format(block: int) -> WeightFormat:
+    """FP8 with one fp32 scale per ``block × block`` tile (DeepSeek-V3 technical report, arXiv 2412.19437, section 3.3)."""
+    return WeightFormat(f"fp8_block{block}", 1.0 + 4.0 / (block * block), "fp8", block)
+
+
 def weight_format(name: str) -> WeightFormat:
-    """Look a format up by name, also the ``int4_g128z`` family. Raises SpecError for an unknown name."""
+    """Look a format up by name, also the ``int4_g128z`` and ``fp8_block64`` families. Raises SpecError for an unknown name."""
     if name in FORMATS:
         return FORMATS[name]
     if m := re.fullmatch(r"int(\d+)_g(-?\d+)(z?)", name):
         return int_format(int(m[1]), int(m[2]), zero_point=bool(m[3]))
-    raise SpecError(f"unknown weight format '{name}'; known: {', '.join(FORMATS)}, int<bits>_g<group>[z]")
+    if m := re.fullmatch(r"fp8_block(\d+)", name):
+        return fp8_block_format(int(m[1]))
+    raise SpecError(f"unknown weight format '{name}'; known: {', '.join(FORMATS)}, int<bits>_g<group>[z], fp8_block<size>")
 
 
 @frozen

@@ -1,1 +1,1 @@
-"""To be filled."""
+"""Model plugin: well-known models by name."""

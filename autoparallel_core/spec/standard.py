@@ -1,0 +1,151 @@
+"""What many model types share: whose config it is, which norms belong to which part, which layers hold experts.
+
+Plugins for attention, dense and expert layers read configs through these so that they agree on every layer.
+The traits named here come from the hook ``parse_family``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from autoparallel_core.errors import SpecError
+from autoparallel_core.spec.blocks import hidden_axis, norm
+from autoparallel_core.spec.config import ConfigView
+from autoparallel_core.spec.op import Axis, Elementwise
+
+KNOWN_TYPE = 10
+FIELD_SHAPE = 0
+
+_OTHER_MIXERS = (
+    "kv_lora_rank", "hybrid_override_pattern", "block_configs", "linear_attn_config", "attn_type_list", "layer_group_size",
+    "ssm_state_size", "mamba_d_state", "linear_num_value_heads", "compress_ratios", "layers_block_type",
+)  # fmt: skip
+"""Fields of layers that are no plain attention; an unknown model type that has one is not claimed by its field shape."""
+
+_OTHER_STACKS = ("hybrid_override_pattern", "block_configs", "layers_block_type")
+"""Fields of stacks whose feed-forwards are not simply one per layer."""
+
+_DECODERS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+
+
+def standard_claim(config: ConfigView) -> int | None:
+    """Specificity of a claim on a layer's softmax attention.
+
+    A model type with the trait ``standard`` is known; an unknown one is read by its fields when it is a decoder
+    and has no field of another kind of mixer. None: not such a model.
+    """
+    if config.trait("standard", default=False):
+        return KNOWN_TYPE
+    if "num_attention_heads" not in config or any(f in config for f in _OTHER_MIXERS):
+        return None
+    return FIELD_SHAPE if _is_decoder(config) else None
+
+
+def ffn_claim(config: ConfigView) -> int | None:
+    """Specificity of a claim on a layer's dense or expert feed-forward.
+
+    Known are the types with trait ``standard``, and those whose mixer is another plugin's but whose feed-forward
+    is the usual one (trait ``standard_ffn``); else by fields, as in :func:`standard_claim`.
+    """
+    if config.trait("standard", default=False) or config.trait("standard_ffn", default=False):
+        return KNOWN_TYPE
+    if any(f in config for f in _OTHER_STACKS) or not ("intermediate_size" in config or "moe_intermediate_size" in config):
+        return None
+    return FIELD_SHAPE if _is_decoder(config) else None
+
+
+def _is_decoder(config: ConfigView) -> bool:
+    return not config.architectures or any(c.endswith(_DECODERS) for c in config.architectures)
+
+
+_NORMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "pre": (("input_layernorm",), ("post_attention_layernorm",)),
+    "sandwich": (
+        ("input_layernorm", "post_attention_layernorm"),
+        ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    ),
+    "post": (("post_attention_layernorm",), ("post_feedforward_layernorm",)),
+    "shared": (("input_layernorm",), ()),
+    "parallel": (("input_layernorm",), ("post_attention_layernorm",)),
+}
+"""Trait ``norms`` → norms of the mixer, norms of the feed-forward."""
+
+
+def layer_norms(config: ConfigView, part: Literal["mixer", "ffn"]) -> tuple[Elementwise, ...]:
+    """The norms of one part of a layer: arrangement by trait ``norms``, kind by trait ``norm`` (rms, layer, plain)."""
+    h = hidden_axis(config.size("hidden_size"))
+    kind = config.trait("norm", default="rms")
+    names = _NORMS[str(config.trait("norms", default="pre"))][part == "ffn"]
+    return tuple(norm(n, h, bias=kind == "layer", affine=kind != "plain") for n in names)
+
+
+def final_norm(config: ConfigView) -> Elementwise:
+    """The norm in front of the head, of the model type's kind."""
+    kind = config.trait("norm", default="rms")
+    return norm("norm", Axis("hidden", config.size("hidden_size")), bias=kind == "layer", affine=kind != "plain", module="norm")
+
+
+def num_experts(config: ConfigView) -> int:
+    """Routed experts per expert layer; 0 for a dense model. A list (one value per modality) counts its largest."""
+    v = config.get("num_experts")
+    if isinstance(v, list) and v:
+        v = max(v)
+    if v is None:
+        return 0
+    if isinstance(v, bool) or not isinstance(v, int) or v < 0:
+        raise SpecError(f"{config.name}: config field 'num_experts' must be a whole number, not {v!r}")
+    return v
+
+
+def is_expert_layer(config: ConfigView, layer: int) -> bool:
+    """Whether a layer holds routed experts, by the first of the fields that says so; all do when none does."""
+    if not num_experts(config):
+        return False
+    listed = config.get("mlp_layer_types", "is_moe_layer")
+    if isinstance(listed, list):
+        entry = config.per_layer("mlp_layer_types", "is_moe_layer", layer=layer)
+        return entry not in {"dense", 0}
+    frequency = config.get("moe_layer_freq")
+    if isinstance(frequency, list):
+        return bool(config.per_layer("moe_layer_freq", layer=layer))
+    indices = config.get("moe_layers", "moe_layers_enum")
+    if isinstance(indices, str):
+        indices = [int(x) for x in indices.split(",") if x.strip()]
+    if isinstance(indices, list):
+        return layer in indices
+    if layer in (config.get("mlp_only_layers") or ()):
+        return False
+    start = config.count("first_k_dense_replace", "moe_layer_start_index")
+    end = config.get("moe_layer_end_index")
+    if layer < start or (isinstance(end, int) and end >= 0 and layer > end):
+        return False
+    if (step := config.get("interleave_moe_layer_step")) is not None:
+        return bool(step) and (layer + 1) % step == 0
+    if (step := config.get("decoder_sparse_step", "moe_layer_interval")) is not None:
+        return bool(step) and (layer + 1) % step == 0
+    if isinstance(frequency, int) and frequency > 1:
+        return layer % frequency == 0
+    return True
+
+
+def is_gated(config: ConfigView) -> bool:
+    """Three feed-forward matrices or two: the field ``gated_mlp``, the model type, or the name of the activation."""
+    stated = config.raw("gated_mlp")
+    if stated is not None:
+        return config.flag("gated_mlp")
+    trait = config.trait("gated")
+    if trait is not None:
+        return bool(trait)
+    act = config.get("hidden_act")
+    if act is None:
+        if not _known(config):
+            config.note("no hidden_act and no gated_mlp: a gated feed-forward (three matrices) is assumed")
+        return True
+    return _known(config) or str(act).lower() not in _UNGATED
+
+
+def _known(config: ConfigView) -> bool:
+    return bool(config.trait("standard", default=False) or config.trait("standard_ffn", default=False))
+
+
+_UNGATED = frozenset({"relu", "relu2", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "squared_relu", "quick_gelu"})
