@@ -8,9 +8,12 @@ unknown field visible to the user.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoparallel_core.errors import SpecError
+
+if TYPE_CHECKING:
+    from autoparallel_core.spec.arch import Layer
 
 _MISSING = object()
 
@@ -57,6 +60,8 @@ class ConfigView:
         self.read: set[str] = set()
         self.notes: dict[str, None] = {}
         """Assumptions made by plugins, in order of first mention (a dict used as an ordered set)."""
+        self.layers: tuple[Layer, ...] = ()
+        """The decoder layers as built, for ``parse_extras`` (empty before)."""
         self._defaults: Mapping[str, Any] = {}
         self._traits: Mapping[str, Any] = {}
 
