@@ -21,16 +21,29 @@ class Efficiency:
     """Where the two numbers come from: a measured operator set, a vendor page, or ``assumed``."""
     origin: str = "preset"
     """measured | vendor | fitted | assumed."""
+    fixed_s: float = 0.0
+    """Seconds of one call on an empty shape: launch, prologue, and the casts that belong to the kernel."""
 
 
 @frozen
 class CollectiveCurve:
-    """Bus bandwidth and latency of one collective among ``ranks`` GPUs of one scale-up domain."""
+    """Bus bandwidth and latency of one collective among ``ranks`` GPUs of one scale-up domain.
+
+    ``seconds = latency_s + share · bytes / bus_bytes_per_s`` with ``share`` 2(n−1)/n for an all-reduce and (n−1)/n for
+    the others; ``bytes`` is the whole buffer per rank (the gathered one for all-gather and reduce-scatter).
+    """
 
     ranks: int
     bus_bytes_per_s: float
     latency_s: float
     source: str
+    origin: str = "preset"
+    """measured | vendor | fitted | assumed."""
+    knots: tuple[tuple[float, float], ...] = ()
+    """Measured (bytes, seconds) in rising order where the two-parameter curve is off by more than a tenth.
+
+    Interpolate in the logarithms inside; outside, the curve holds.
+    """
 
 
 @frozen
@@ -61,14 +74,22 @@ class Gpu:
     """By operand dtype."""
     expert_gemm: Mapping[str, Efficiency] = field(factory=dict)
     attention: Mapping[str, Efficiency] = field(factory=dict)
-    """By kernel: ``fused`` and ``flash2`` forward in training and prefill, ``unfused``, ``decode``."""
+    """By kernel: ``fused`` and ``flash2`` forward in training and prefill, ``unfused``, ``decode``.
+
+    Also ``prefill``, ``mla_prefill``, ``mla_decode``, each with ``_fp8`` when keys and values are fp8.
+    """
     collectives: Mapping[str, tuple[CollectiveCurve, ...]] = field(factory=dict)
-    """By kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``."""
+    """By kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` (the vendor's library).
+
+    ``all_reduce_custom`` is the serving engines' own one, ``dispatch`` and ``combine`` the token exchange of experts.
+    """
     training: Mapping[str, float] = field(factory=dict)
     """In-situ training constants of this GPU, see docs/reference/gpu-data.md for the keys."""
     serving: Mapping[str, float] = field(factory=dict)
     sources: Mapping[str, str] = field(factory=dict)
-    """Where each figure comes from, by field name."""
+    """Where each figure comes from, by field name (``training.gemm_bf16`` for a key of a table)."""
+    host_link_bytes_per_s: float | None = None
+    """GPU to host per direction (PCIe or a coherent link); carries GPU-to-GPU traffic where the fabric ends inside a node."""
     default: bool = False
     """The command takes this GPU when the user names none; two claims must be resolved by a name."""
 
