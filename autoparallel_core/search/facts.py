@@ -73,13 +73,38 @@ def routed_experts(arch: ModelArch) -> tuple[int, ...]:
 
 
 @once_per_model
-def scan_heads(arch: ModelArch) -> tuple[int, ...]:
-    """Numbers of key heads (groups) and value heads of linear-time mixers; a single broadcast group is left out."""
-    found: set[int] = set()
-    for op in _ops(arch):
-        if isinstance(op, Scan):
-            found |= {op.heads.units} | ({op.key_heads.units} if op.key_heads.units > 1 else set())
+def expert_widths(arch: ModelArch) -> tuple[int, ...]:
+    """Distinct widths of one routed expert over all MoE layers; empty for a dense model."""
+    axes = (a for op in _ops(arch) if isinstance(op, ExpertGemm) for a in op.n)
+    return tuple(sorted({a.size for a in axes if a.name == "expert_ffn"}))
+
+
+STATE_SPACE = ("mamba1", "mamba2")
+
+
+@once_per_model
+def scan_heads(arch: ModelArch) -> tuple[tuple[str, int, int], ...]:
+    """``(algorithm, value heads, key heads or groups)`` of every kind of linear-time mixer in the model."""
+    found = {(op.algorithm, op.heads.units, op.key_heads.units) for op in _ops(arch) if isinstance(op, Scan)}
     return tuple(sorted(found))
+
+
+@once_per_model
+def linear_attention_heads(arch: ModelArch) -> tuple[int, ...]:
+    """Numbers of key and value heads of linear attention (gated delta, KDA, lightning)."""
+    return tuple(sorted({n for kind, *heads in scan_heads(arch) if kind not in STATE_SPACE for n in heads}))
+
+
+@once_per_model
+def state_space_heads(arch: ModelArch) -> tuple[int, ...]:
+    """Numbers of heads of Mamba-2 mixers."""
+    return tuple(sorted({heads for kind, heads, _ in scan_heads(arch) if kind == "mamba2"}))
+
+
+@once_per_model
+def state_space_groups(arch: ModelArch) -> tuple[int, ...]:
+    """Numbers of groups (shared B and C) of Mamba-2 mixers."""
+    return tuple(sorted({groups for kind, _, groups in scan_heads(arch) if kind == "mamba2"}))
 
 
 def is_moe(arch: ModelArch) -> bool:

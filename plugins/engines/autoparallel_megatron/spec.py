@@ -1,0 +1,32 @@
+"""Identity, defaults and constants of the engine."""
+
+from __future__ import annotations
+
+from autoparallel_core.spec.problem import EngineSpec
+from autoparallel_core.spec.space import Space
+from autoparallel_core.spec.workload import Software
+
+MEGATRON = EngineSpec(
+    name="megatron",
+    modes=("training",),
+    default_version="0.19.2",
+    summary=(
+        "Megatron-Core (Megatron-LM, Megatron-Bridge, NeMo): tensor, sequence, context, expert and interleaved pipeline "
+        "parallelism with a distributed optimizer; hides expert all-to-all behind computation where its schedule allows"
+    ),
+    software=Software(
+        attention_kernel="fused",
+        elementwise="fused",
+        dp_overlap=True,
+        tp_overlap=False,
+        ep_overlap=False,
+        p2p_overlap=True,
+        dispatcher="alltoall",
+        grad_dtype="fp32",
+        assumed=("ep_overlap",),
+    ),
+    moe_grid="folded",
+)
+"""Versions are Megatron-Core's. ``ep_overlap`` is assumed: :mod:`autoparallel_megatron.overlap` decides it per strategy."""
+
+SPACE = Space(zero=(0, 1, 2, 3))
