@@ -116,7 +116,7 @@ def test_a_user_error_raised_in_a_hook_passes_unchanged() -> None:
     def parse_mixer(config, layer):
         raise SpecError("config field 'heads' must be positive")
     """
-    with pytest.raises(SpecError, match="^config field 'heads' must be positive$"):
+    with pytest.raises(SpecError, match=r"^config field 'heads' must be positive$"):
         Host(entry_points=[plugin("models", source)]).parse_mixer(ConfigView({}, name="m"), 0)
 
 
