@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autoparallel_core.errors import PluginConflict, SpecError
+from autoparallel_core.model_report import describe
 from autoparallel_core.model_source import from_catalogue, language_fields, looks_like_path, read_config_files
 from autoparallel_core.quant_config import apply_quantization, checkpoint_dtype, read_quantization
 from autoparallel_core.spec.arch import Block, Layer, ModelArch
@@ -14,6 +15,8 @@ from autoparallel_core.spec.blocks import embedding_block, head_block
 from autoparallel_core.spec.config import ConfigView
 from autoparallel_core.spec.op import Attention, ExpertGemm, Op, Scan
 from autoparallel_core.spec.standard import final_norm
+
+__all__ = ["build_arch", "describe", "load_model"]
 
 MAX_LAYERS = 10_000
 """More layers than this are taken for a mistake in the file."""
