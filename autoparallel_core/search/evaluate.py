@@ -5,15 +5,14 @@ Axis legend: S strategies, P distinct pipeline stages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import field, frozen
 from numpy.typing import NDArray
 
-from autoparallel_core.cost.training import TrainingBatch, evaluate_training
+from autoparallel_core.cost.training import evaluate_training
 from autoparallel_core.errors import PluginContract
+from autoparallel_core.search.evaluation import Evaluation
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.strategy import StrategyBatch
 
@@ -21,34 +20,6 @@ if TYPE_CHECKING:
     from autoparallel_core.host import Host
 
 Array = NDArray[np.float64]
-
-
-@frozen(eq=False)
-class Evaluation:
-    """Figures of S strategies."""
-
-    batch: StrategyBatch
-    seconds: Mapping[str, Array]
-    """By cause; sums to ``total_s``."""
-    total_s: Array
-    tokens_per_s_per_gpu: Array
-    """Training: tokens of the step. Inference: output tokens."""
-    allocated_bytes: Array
-    reserved_bytes: Array
-    host_bytes_per_node: Array
-    capacity_bytes: float
-    fits: NDArray[np.bool_]
-    tight: NDArray[np.bool_]
-    memory: Mapping[str, Array] = field(factory=dict)
-    """Bytes by cause on the deciding stage; sums to ``allocated_bytes``."""
-    serving: Mapping[str, Array] = field(factory=dict)
-    """Inference only: the fields of ServingFigures."""
-    training: TrainingBatch | None = None
-    blame: Mapping[str, str] = field(factory=dict)
-    """Cause → plugin that added it."""
-
-    def __len__(self) -> int:
-        return len(self.batch)
 
 
 def evaluate(problem: Problem, batch: StrategyBatch, host: Host | None = None) -> Evaluation:
@@ -59,9 +30,10 @@ def evaluate(problem: Problem, batch: StrategyBatch, host: Host | None = None) -
         PluginContract: a plugin's delta makes a total negative.
     """
     if problem.mode == "inference":
+        from autoparallel_core.host import host as default_host
         from autoparallel_core.search.evaluate_serving import evaluate_inference
 
-        return evaluate_inference(problem, batch, host)
+        return evaluate_inference(problem, batch, host or default_host())
     cost = evaluate_training(problem, batch)
     blame: dict[str, str] = {}
     seconds, memory = dict(cost.seconds), dict(cost.memory)

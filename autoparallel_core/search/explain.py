@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from autoparallel_core.cost.model_flops import model_flops_per_token
-from autoparallel_core.search.evaluate import Evaluation, evaluate
+from autoparallel_core.search.evaluate import evaluate
+from autoparallel_core.search.evaluation import Evaluation
 from autoparallel_core.search.result import CostBreakdown, MemoryBreakdown, Plan, StageMemory, TrainingFigures, Verdict
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.strategy import Strategy, StrategyBatch
@@ -54,7 +55,7 @@ def verdict_of(evaluation: Evaluation, i: int) -> Verdict:
     """In words."""
     if not evaluation.fits[i]:
         return "does not fit"
-    return cast("Verdict", "tight" if evaluation.tight[i] else "fits")
+    return "tight" if evaluation.tight[i] else "fits"
 
 
 def _memory(evaluation: Evaluation, i: int, layers_per_stage: tuple[int, ...]) -> MemoryBreakdown:

@@ -1,0 +1,75 @@
+"""Deployments priced in batches: memory first, then the steady state that the cache allows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoparallel_core.cost.serving_hardware import ServingHardware
+from autoparallel_core.cost.serving_load import steady_state
+from autoparallel_core.cost.serving_memory import serving_memory
+from autoparallel_core.search.evaluation import Evaluation
+from autoparallel_core.spec.problem import Problem
+from autoparallel_core.spec.strategy import StrategyBatch
+
+if TYPE_CHECKING:
+    from autoparallel_core.host import Host
+
+Array = NDArray[np.float64]
+
+
+def evaluate_inference(problem: Problem, batch: StrategyBatch, host: Host) -> Evaluation:
+    """Fits means that one request of the asked length has room in the KV cache of every instance."""
+    memory = serving_memory(problem, batch, host)
+    hw = ServingHardware.of(problem)
+    state = steady_state(hw, batch, memory.kv_tokens_per_instance)
+    c = problem.constant
+    gpus = (batch.tp * batch.attn_dp * batch.pp).astype(np.float64)
+    dp = batch.dp.astype(np.float64)
+    used = np.sum(list(memory.by_cause.values()), axis=0)
+    need = memory.sequence_bytes(float(problem.inference.context_tokens))
+    concurrency = problem.inference.concurrency or 0
+    fits = memory.max_concurrency >= 1
+    low, high = 1 - c("serving_tpot_spread"), 1 + c("serving_tpot_spread")
+    tlow, thigh = 1 - c("serving_ttft_spread"), 1 + c("serving_ttft_spread")
+    osl = max(problem.inference.osl, 1)
+    serving = {
+        "instances": dp,
+        "gpus_per_instance": gpus,
+        "batch_per_instance": state.batch_per_instance,
+        "kv_tokens_per_instance": memory.kv_tokens_per_instance,
+        "kv_bytes_per_gpu": memory.kv_cache_bytes,
+        "weights_bytes_per_gpu": memory.weights_bytes,
+        "activation_bytes_per_gpu": memory.activation_bytes,
+        "non_torch_bytes_per_gpu": memory.non_torch_bytes,
+        "cuda_graph_bytes_per_gpu": memory.cuda_graph_bytes,
+        "prefill_s": state.prefill_s,
+        "ttft_s": state.ttft_s,
+        "ttft_low_s": state.ttft_s * tlow,
+        "ttft_high_s": state.ttft_s * thigh,
+        "tpot_s": state.tpot_s,
+        "tpot_low_s": state.tpot_s * low,
+        "tpot_high_s": state.tpot_s * high,
+        "e2e_tpot_s": (state.ttft_s + state.tpot_s * (osl - 1)) / osl,
+        "output_tokens_per_s": state.output_tokens_per_s,
+        "output_tokens_per_s_per_gpu": state.output_tokens_per_s / problem.cluster.n_gpus,
+        "requests_per_s": state.requests_per_s,
+        "max_concurrency": memory.max_concurrency * dp,
+        "deciding_stage": memory.deciding_stage.astype(np.float64),
+    }
+    return Evaluation(
+        batch=batch,
+        seconds=state.seconds,
+        total_s=state.tpot_s,
+        tokens_per_s_per_gpu=np.where(fits, serving["output_tokens_per_s_per_gpu"], 0.0),
+        allocated_bytes=used + np.maximum(memory.kv_cache_bytes, 0.0),
+        reserved_bytes=used + np.maximum(memory.kv_cache_bytes, need),
+        host_bytes_per_node=np.zeros(len(batch)),
+        capacity_bytes=memory.capacity_bytes,
+        fits=fits,
+        tight=fits & (memory.max_concurrency * dp < concurrency),
+        memory={**memory.by_cause, "kv_cache": np.maximum(memory.kv_cache_bytes, 0.0)},
+        serving=serving,
+    )
