@@ -99,15 +99,17 @@ def _structure(table: Mapping[str, Any], file: str) -> tuple[Gpu, _Links]:
         raise SpecError(f"{file}: {'; '.join(cattrs.transform_error(e))}") from e
     if missing := sorted(unsourced_figures(gpu)):
         raise SpecError(f"{file}: no source for {', '.join(missing)}; add it under [sources]")
-    if "fp16" not in gpu.gemm and "bf16" in gpu.gemm and gpu.peak_flops.get("fp16") == gpu.peak_flops.get("bf16"):
-        gpu = evolve(gpu, **{t: _with_fp16(getattr(gpu, t)) for t in ("gemm", "expert_gemm")})
+    if "fp16" in gpu.peak_flops:
+        gpu = evolve(gpu, gemm=_with_fp16(gpu.gemm), expert_gemm=_with_fp16(gpu.expert_gemm))
     return gpu, steer
 
 
-def _with_fp16(table: Mapping[str, Efficiency]) -> dict[str, Efficiency]:
+def _with_fp16(table: Mapping[str, Efficiency]) -> Mapping[str, Efficiency]:
+    """The two 16-bit formats run on the same units at the same rate."""
     bf16 = table.get("bf16")
-    same = {} if bf16 is None else {"fp16": evolve(bf16, source=f"as bf16, the same units ({bf16.source})")}
-    return {**table, **same}
+    if bf16 is None or "fp16" in table:
+        return table
+    return {**table, "fp16": evolve(bf16, source=f"as bf16, the same units ({bf16.source})")}
 
 
 def unsourced_figures(gpu: Gpu) -> set[str]:
