@@ -29,7 +29,7 @@ class Violation:
     source: str
 
 
-class ReadsOptions(Exception):  # noqa: N818 - a signal between two functions, not an error
+class ReadsOptions(Exception):
     """A rule asked for a column that a table of layouts does not have."""
 
     def __init__(self, rule: Rule) -> None:

@@ -164,7 +164,7 @@ def _micro_batch_ok(problem: Problem, space: Space, t: Table) -> NDArray[np.bool
         return ok
     ok &= (t["mbs"] == 1) | (t["mbs"] * work.seq_len <= axes.MAX_TOKENS_PER_MICRO_BATCH * t["cp"])
     third = np.where(t["mbs"] % 3 == 0, t["mbs"] // 3, t["mbs"])
-    return ok & ((t["pp"] == 1) | (third & (third - 1) == 0))
+    return np.asarray(ok & ((t["pp"] == 1) | (third & (third - 1) == 0)))
 
 
 # --- products of small tables ---------------------------------------------------------------------------------

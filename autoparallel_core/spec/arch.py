@@ -32,7 +32,7 @@ class CacheTensor:
     """Compression: one entry is kept for this many tokens."""
 
 
-@frozen
+@frozen(cache_hash=True)
 class Block:
     """One sub-layer (a mixer, a feed-forward, an embedding, …) already lowered to operators."""
 
@@ -49,7 +49,7 @@ class Block:
             yield from op.weights
 
 
-@frozen
+@frozen(cache_hash=True)
 class Layer:
     """One position of the decoder stack. Layers that compare equal are priced once."""
 

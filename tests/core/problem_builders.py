@@ -100,14 +100,15 @@ ENGINE = EngineSpec(name="test", modes=("training", "inference"), default_versio
 
 
 def training(
-    arch: ModelArch, n_gpus: int, *, seq: int = 4096, batch: int = 1024, engine: EngineSpec = ENGINE, cluster_: Cluster | None = None,
-    **workload: Any,
-) -> Problem:  # fmt: skip
+    arch: ModelArch, n_gpus: int, *, seq: int = 4096, batch: int = 1024, engine: EngineSpec = ENGINE, **workload: Any
+) -> Problem:
     work = TrainingWorkload(seq_len=seq, global_batch_size=batch, **workload)
-    return Problem(arch, cluster_ or cluster(n_gpus), work, engine, engine.default_version)
+    return Problem(arch, cluster(n_gpus), work, engine, engine.default_version)
 
 
-def inference(arch: ModelArch, n_gpus: int, *, isl: int = 1024, osl: int = 256, engine: EngineSpec = ENGINE, **workload: Any) -> Problem:
+def inference(
+    arch: ModelArch, n_gpus: int, *, isl: int = 1024, osl: int = 256, engine: EngineSpec = ENGINE, **workload: Any
+) -> Problem:
     return Problem(arch, cluster(n_gpus), InferenceWorkload(isl, osl, **workload), engine, engine.default_version)
 
 

@@ -1,0 +1,105 @@
+"""Why a plan is as fast as it is: sentences from its breakdowns and from the plan ranked after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from autoparallel_core.search.rank import TIE
+from autoparallel_core.search.result import Plan
+from autoparallel_core.spec.problem import Problem
+
+WORK = frozenset({"gemm", "expert_gemm", "attention", "scan", "elementwise", "cast", "embedding", "loss"})
+"""Causes that every strategy pays for; all others are the price of a strategy (exposed communication, bubble, …)."""
+
+_TITLES = {
+    "bubble": "the pipeline bubble",
+    "cp_comm": "context-parallel exchange",
+    "dp_comm": "gradient and parameter synchronisation",
+    "ep_comm": "the exchange of tokens between experts",
+    "fsdp_comm": "gathering sharded parameters",
+    "host": "waiting for the host",
+    "optimizer": "the optimizer step",
+    "pp_p2p": "sends between pipeline stages",
+    "recompute": "recomputation",
+    "straggler": "stragglers",
+    "tp_comm": "tensor-parallel communication",
+    "gemm": "matrix products",
+    "expert_gemm": "expert matrix products",
+    "elementwise": "element-wise passes",
+}
+_MEMORY_TITLES = {"optimizer": "optimizer state", "gathered": "gathered layers", "transient": "transient buffers"}
+
+
+def with_reasons(problem: Problem, plans: Sequence[Plan]) -> list[Plan]:
+    """The same plans, each with its reasons; every plan but the last is compared with its successor."""
+    out = []
+    for i, plan in enumerate(plans):
+        after = plans[i + 1] if i + 1 < len(plans) else None
+        sentences = [exposed(plan), memory(problem, plan)]
+        if after is not None:
+            sentences.append(next_best(plan, after))
+        out.append(evolve(plan, reasons=(*plan.reasons, *(s for s in sentences if s))))
+    return out
+
+
+def exposed(plan: Plan) -> str:
+    """The largest costs that are not the model's own arithmetic."""
+    total = plan.cost.total_s
+    costs = sorted(((s, c) for c, s in plan.cost.seconds.items() if c not in WORK and s > 0), reverse=True)
+    if not costs or total <= 0:
+        return "nothing but the model's own arithmetic takes time"
+    named = [f"{title(c)} {s / total:.1%} ({_seconds(s)})" for s, c in costs[:2]]
+    rest = sum(s for s, _ in costs) / total
+    first = f"largest exposed cost: {named[0]}"
+    return first + (f", then {named[1]}; {rest:.1%} in all" if len(named) > 1 else "")
+
+
+def memory(problem: Problem, plan: Plan) -> str:
+    """What fills the deciding stage, and what is left."""
+    m = plan.memory
+    stage = m.deciding
+    parts = sorted(((b, c) for c, b in stage.bytes.items()), reverse=True)
+    most = " and ".join(f"{_MEMORY_TITLES.get(c, c.replace('_', ' '))} ({_gb(b)})" for b, c in parts[:2])
+    where = f" on stage {stage.stage}" if len(m.stages) > 1 or plan.strategy.pp > 1 else ""
+    host = ""
+    offered = problem.cluster.host_memory_bytes_per_node
+    if m.host_bytes_per_node > offered:
+        host = f"; the host needs {_gb(m.host_bytes_per_node)} of {_gb(offered)} per node"
+    if m.margin_bytes >= 0:
+        return f"memory{where} is held by {most}; {_gb(m.margin_bytes)} of {_gb(m.capacity_bytes)} stay free{host}"
+    return (
+        f"memory{where} needs {_gb(m.reserved_bytes)} of {_gb(m.capacity_bytes)}, {_gb(-m.margin_bytes)} too much: {most}{host}"
+    )
+
+
+def next_best(plan: Plan, after: Plan) -> str:
+    """How the plan ranked next differs, and by which cost it loses."""
+    name = f"next best: {after.strategy}"
+    ratio = after.throughput / plan.throughput if plan.throughput else 1.0
+    if ratio > 1 - TIE:
+        return f"{name} is as fast (within {TIE:.1%}) and less plain"
+    more, cause = _largest_increase(plan, after)
+    why = f", mostly by {_seconds(more)} more for {title(cause)}" if cause else ""
+    return f"{name} is {1 - ratio:.1%} slower{why}"
+
+
+def title(cause: str) -> str:
+    """A cause in words."""
+    return _TITLES.get(cause, cause.replace("_", " "))
+
+
+def _largest_increase(plan: Plan, after: Plan) -> tuple[float, str]:
+    causes = plan.cost.seconds.keys() | after.cost.seconds.keys()
+    gains = [(after.cost.seconds.get(c, 0.0) - plan.cost.seconds.get(c, 0.0), c) for c in sorted(causes)]
+    most = max(gains, default=(0.0, ""))
+    return most if most[0] > 0 else (0.0, "")
+
+
+def _seconds(s: float) -> str:
+    return f"{s:.3g} s" if s >= 1 else f"{s * 1e3:.3g} ms"
+
+
+def _gb(n_bytes: float) -> str:
+    return f"{n_bytes / 1e9:.1f} GB"
