@@ -255,6 +255,36 @@ def sequence_divisible(
     )
 
 
+def sequence_degree_text(strategy: Strategy) -> str:
+    """``2 × cp 4 × tp 8 = 64``: what context parallelism with causal balancing and sequence parallelism split."""
+    s = strategy
+    parts = ([f"2 × cp {s.cp}"] if s.cp > 1 else []) + ([f"tp {s.tp}"] if s.sp and s.tp > 1 else [])
+    degree = (2 * s.cp if s.cp > 1 else 1) * (s.tp if s.sp else 1)
+    return f"{' × '.join(parts)} = {degree}"
+
+
+def shard_group(source: str, *, with_cp: bool = True, rule_id: str = "shard group", **bounds: Any) -> Rule:
+    """The group that one copy of sharded state is spread over divides dp·cp, and holds whole cp groups if ``with_cp``."""
+
+    def legal(s: Strategy, shard: int) -> bool:
+        return (s.dp * s.cp) % shard == 0 and (not with_cp or shard % s.cp == 0)
+
+    def condition(_problem: Problem, s: Any) -> Any:
+        bad = (s.dp * s.cp) % s.shard != 0
+        if with_cp:
+            bad = bad | (s.shard % s.cp != 0)
+        return (s.zero > 0) & bad
+
+    def sentence(_problem: Problem, s: Strategy) -> str:
+        ranks = s.dp * s.cp
+        why = (
+            f"does not divide dp {s.dp} × cp {s.cp} = {ranks}" if ranks % s.shard else f"does not hold whole groups of cp {s.cp}"
+        )
+        return f"shard group {s.shard} {why}{instead('shard', s.shard, lambda v: legal(s, v), limit=ranks)}"
+
+    return simple(rule_id, condition, sentence, source, **bounds)
+
+
 def stages_at_most_layers(source: str, *, rule_id: str = "pp ≤ layers", **bounds: Any) -> Rule:
     """Every pipeline (virtual) stage holds at least one layer."""
     return simple(

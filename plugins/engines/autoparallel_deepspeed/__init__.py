@@ -1,1 +1,31 @@
-"""To be filled."""
+"""DeepSpeed: ZeRO 0-3, pipeline modules, Ulysses sequence parallelism, native and automatic expert parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autoparallel_core.hookspecs import hookimpl
+from autoparallel_core.spec.problem import EngineSpec, Problem
+from autoparallel_core.spec.rule import Rule
+from autoparallel_core.spec.space import Space
+from autoparallel_deepspeed.spec import DEEPSPEED, SPACE
+
+
+@hookimpl
+def engines() -> Sequence[EngineSpec]:
+    return [DEEPSPEED]
+
+
+@hookimpl
+def search_space(problem: Problem) -> Space | None:
+    return SPACE if problem.engine.name == DEEPSPEED.name else None
+
+
+@hookimpl
+def rules(problem: Problem) -> Sequence[Rule] | None:
+    if problem.engine.name != DEEPSPEED.name:
+        return None
+    from autoparallel_core.search.common_rules import holding
+    from autoparallel_deepspeed.rules import RULES
+
+    return holding(RULES, problem.engine_version)

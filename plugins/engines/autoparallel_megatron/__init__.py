@@ -10,7 +10,7 @@ from autoparallel_core.spec.problem import EngineSpec, Problem
 from autoparallel_core.spec.rule import Rule
 from autoparallel_core.spec.space import Space
 from autoparallel_core.spec.strategy import StrategyBatch
-from autoparallel_megatron.spec import MEGATRON
+from autoparallel_megatron.spec import MEGATRON, SPACE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,11 +26,7 @@ def engines() -> Sequence[EngineSpec]:
 
 @hookimpl
 def search_space(problem: Problem) -> Space | None:
-    if problem.engine.name != MEGATRON.name:
-        return None
-    from autoparallel_megatron.spec import SPACE
-
-    return SPACE
+    return SPACE if problem.engine.name == MEGATRON.name else None
 
 
 @hookimpl

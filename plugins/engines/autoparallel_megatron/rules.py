@@ -79,12 +79,6 @@ def _rows_sentence(problem: Problem, s: Strategy) -> str:
     )
 
 
-def _sequence_text(s: Strategy) -> str:
-    parts = ([f"2 × cp {s.cp}"] if s.cp > 1 else []) + ([f"tp {s.tp}"] if s.sp and s.tp > 1 else [])
-    degree = (2 * s.cp if s.cp > 1 else 1) * (s.tp if s.sp else 1)
-    return f"{' × '.join(parts)} = {degree}"
-
-
 def _uneven_expert_width(problem: Problem, s: Any) -> Any:
     result: Any = False
     for width in expert_widths(problem.arch):
@@ -174,7 +168,7 @@ RULES: tuple[Rule, ...] = (
     common.sequence_divisible(
         f"{ARGUMENTS}: seq_length % (2·cp) when cp > 1; sequence parallelism splits it over tp as well",
         lambda s: (1 + (s.cp > 1)) * s.cp * (1 + (s.tp - 1) * s.sp),
-        _sequence_text,
+        common.sequence_degree_text,
     ),
     simple(
         "experts with tp need sp",
@@ -267,15 +261,7 @@ RULES: tuple[Rule, ...] = (
         "Megatron-Core 0.14.0",
         until="0.14.0",
     ),
-    simple(
-        "shard group",
-        lambda _p, s: (s.zero > 0) & ((s.dp * s.cp) % s.shard != 0),
-        lambda _p, s: (
-            f"shard group {s.shard} does not divide dp {s.dp} × cp {s.cp} = {s.dp * s.cp}"
-            + common.instead("shard", s.shard, lambda v: s.dp * s.cp % v == 0, limit=s.dp * s.cp)
-        ),
-        "core/parallel_state.py: num_distributed_optimizer_instances divides the dp·cp ranks",
-    ),
+    common.shard_group("core/parallel_state.py: num_distributed_optimizer_instances divides the dp·cp ranks", with_cp=False),
     simple(
         "fp16 experts",
         lambda p, s: (s.ep > 1) & (p.training.precision == "fp16"),

@@ -1,0 +1,47 @@
+"""Identity, defaults and constants of the engine."""
+
+from __future__ import annotations
+
+from autoparallel_core.spec.problem import Constant, EngineSpec
+from autoparallel_core.spec.space import Space
+from autoparallel_core.spec.workload import Software
+
+DEEPSPEED = EngineSpec(
+    name="deepspeed",
+    modes=("training",),
+    default_version="0.19.8",
+    summary=(
+        "DeepSpeed: ZeRO stages 0 to 3 with CPU offload, pipeline modules (ZeRO 1 at most), Ulysses sequence parallelism as cp, "
+        "tensor parallelism of Megatron or AutoTP"
+    ),
+    software=Software(
+        attention_kernel="flash2",
+        elementwise="partly-fused",
+        dp_overlap=True,
+        dispatcher="alltoall",
+        grad_dtype="bf16",
+    ),
+    constants={
+        "memory_grad_bytes": Constant(
+            2.0,
+            "bytes per parameter of accumulated gradients",
+            "16-bit gradients; ZeRO, arXiv 1910.02054, section 3.1",
+            "vendor",
+        ),
+        "memory_optimizer_bytes": Constant(
+            20.0,
+            "bytes per parameter of sharded state: fp32 master, two moments, fp32 gradient and its flat copy",
+            "BF16_Optimizer keeps fp32 gradients beside 12 bytes of Adam state; published allocated peaks",
+            "fitted",
+        ),
+        "memory_largest_matrix_bytes": Constant(
+            0.0,
+            "bytes per element of the largest matrix, held as a transient",
+            "gradients are reduced in buckets of 16 bit",
+            "assumed",
+        ),
+    },
+    moe_grid="folded",
+)
+
+SPACE = Space(vpp=(1,), zero=(0, 1, 2, 3))

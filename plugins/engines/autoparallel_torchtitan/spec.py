@@ -1,0 +1,44 @@
+"""Identity, defaults and constants of the engine."""
+
+from __future__ import annotations
+
+from autoparallel_core.spec.problem import Constant, EngineSpec
+from autoparallel_core.spec.space import Space
+from autoparallel_core.spec.workload import Software
+
+TORCHTITAN = EngineSpec(
+    name="torchtitan",
+    modes=("training",),
+    default_version="0.3.0",
+    summary=(
+        "torchtitan: FSDP2/HSDP with tensor, context (FlexAttention), pipeline and expert parallelism, torch.compile and "
+        "per-operator activation checkpointing"
+    ),
+    software=Software(
+        attention_kernel="flash2",
+        elementwise="compiled",
+        dp_overlap=True,
+        dispatcher="alltoall",
+        grad_dtype="fp32",
+        cuda_graph="none",
+        recompute_modules=("op",),
+    ),
+    constants={
+        "memory_bytes_per_logit": Constant(
+            10.0,
+            "bytes kept per local logit at the peak: 16-bit logits, fp32 logits and their gradient",
+            "published torchtitan peaks; cross_entropy_loss computes on logits.float()",
+            "fitted",
+        ),
+        "memory_largest_matrix_bytes": Constant(
+            0.0,
+            "bytes per element of the largest matrix, held as a transient",
+            "gradients are reduced into their shard; there is no whole-matrix fp32 copy (torch.distributed.fsdp)",
+            "assumed",
+        ),
+    },
+    moe_grid="folded",
+)
+"""CUDA graphs are on by default in 0.3 but exclude pipelines and most expert dispatchers; they are taken as off here."""
+
+SPACE = Space(etp=(1,), zero=(0, 2, 3), hsdp=True, offload=(0,))
