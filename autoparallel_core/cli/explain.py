@@ -1,0 +1,103 @@
+"""``autoparallel explain``: one strategy in full."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from autoparallel_core.cli.flags import add_problem_flags
+from autoparallel_core.cli.hosting import host_of, print_warnings
+from autoparallel_core.errors import Infeasible, RuleViolation, SpecError
+
+if TYPE_CHECKING:
+    from autoparallel_core.host import Host
+    from autoparallel_core.search.result import Plan
+    from autoparallel_core.spec.problem import Problem
+    from autoparallel_core.spec.strategy import Strategy
+
+
+def add_parser(subparsers: Any) -> None:
+    p = subparsers.add_parser(
+        "explain", description="Where one strategy's time and memory go, what limits it, what would help most."
+    )
+    p.add_argument("--strategy", metavar="S", help="in compact notation, 'tp8 pp4 dp2 mbs1' (default: the best one found)")
+    p.add_argument("--sources", action="store_true", help="list every constant with its origin and source")
+    p.add_argument("--json", action="store_true", help="one JSON object")
+    add_problem_flags(p)
+
+
+def run(args: argparse.Namespace) -> int:
+    from autoparallel_core.cli.options import Question
+    from autoparallel_core.models import describe
+    from autoparallel_core.report import explain as report
+    from autoparallel_core.report.console import make_console
+    from autoparallel_core.report.inventory import print_json
+    from autoparallel_core.search.neighbours import neighbours
+
+    host = host_of(args)
+    question = Question(args, host)
+    problem = question.problem()
+    plan, chosen = _plan(args, problem, host)
+    changes = neighbours(problem, plan.strategy, host)
+    model = describe(question.arch)
+    if args.json:
+        print_json(report.explanation_document(problem, model, plan, changes, sources=args.sources))
+    else:
+        rows = report.source_rows(problem) if args.sources else ()
+        extra = [("Strategy", chosen)]
+        report.print_explanation(make_console(), problem, model["parameters"], plan, changes, extra=extra, sources=rows)
+    print_warnings(host)
+    return 0
+
+
+def _plan(args: argparse.Namespace, problem: Problem, host: Host) -> tuple[Plan, str]:
+    """The plan to explain and how it was chosen."""
+    from autoparallel_core.cli.progress import Progress
+    from autoparallel_core.search.api import search
+    from autoparallel_core.search.explain import explain_strategy
+    from autoparallel_core.spec.strategy import parse_strategy
+
+    if args.strategy is not None:
+        if args.planner:
+            raise SpecError("--planner chooses a strategy and --strategy gives one; give one of them")
+        strategy = parse_strategy(args.strategy)
+        check(problem, strategy, host)
+        return explain_strategy(problem, strategy, host), f"as given: {strategy}"
+    with Progress() as progress:
+        result = search(problem, planner=args.planner or "grid", top=1, host=host, progress=progress)
+    if result.plans and result.fitting:
+        return result.plans[0], f"the best of {result.fitting:,} that fit, by the {result.planner} planner"
+    if result.nearest_miss is None:
+        raise Infeasible(
+            f"no strategy is legal on {problem.cluster.n_gpus:,} GPUs, so that there is none to explain; give --strategy"
+        )
+    return result.nearest_miss, "nothing fits; this one misses by least"
+
+
+def check(problem: Problem, strategy: Strategy, host: Host) -> None:
+    """Refuse a strategy for another number of GPUs, or one that breaks rules of the engine.
+
+    Raises:
+        SpecError: the degrees do not multiply to the cluster.
+        RuleViolation: with every violated rule.
+    """
+    from autoparallel_core.search.rules import rules_for, violations
+
+    have = problem.cluster.n_gpus
+    if strategy.world != have:
+        raise SpecError(
+            f"--strategy '{strategy}' is for {strategy.world} GPUs and the cluster has {have}; {_dp_hint(strategy, have)}"
+        )
+    broken = violations(problem, strategy, rules_for(problem, host))
+    if broken:
+        found = "; ".join(f"({i}) {v.sentence} [{v.source}]" for i, v in enumerate(broken, start=1))
+        plural = "rules" if len(broken) > 1 else "rule"
+        version = f"{problem.engine.name} {problem.engine_version}"
+        raise RuleViolation(f"'{strategy}' breaks {len(broken)} {plural} of {version}: {found}")
+
+
+def _dp_hint(strategy: Strategy, have: int) -> str:
+    rest = strategy.world // strategy.dp
+    if have % rest == 0:
+        return f"with dp{have // rest} it would fill them"
+    return f"give dp and a cluster of a multiple of {rest} GPUs, or --n-gpus {strategy.world}"

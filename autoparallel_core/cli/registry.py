@@ -1,0 +1,40 @@
+"""The subcommands: one module each, imported only when asked for.
+
+To add one: write ``autoparallel_core/cli/<name>.py`` with ``add_parser(subparsers)``, which declares its
+flags, and ``run(args) -> int``, which returns the exit code; then add its line here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+from attrs import frozen
+
+
+@frozen
+class Command:
+    """A subcommand: its name, the module behind it and the line that ``--help`` shows."""
+
+    name: str
+    module: str
+    summary: str
+
+    def load(self) -> ModuleType:
+        return import_module(self.module)
+
+
+_ROOM = "autoparallel_core.cli"
+
+ADVISE = Command("", f"{_ROOM}.advise", "rank the strategies for a model on a cluster")
+COMMANDS: dict[str, Command] = {
+    c.name: c
+    for c in (
+        Command("explain", f"{_ROOM}.explain", "where one strategy's time and memory go, and what would help most"),
+        Command("validate", f"{_ROOM}.validate", "predict measured runs and compare"),
+        Command("models", f"{_ROOM}.models", "list the models known by name, or show one"),
+        Command("gpus", f"{_ROOM}.gpus", "list the GPU presets, or show one with its sources"),
+        Command("engines", f"{_ROOM}.engines", "list the training and serving engines"),
+        Command("plugins", f"{_ROOM}.plugins", "list the plugins found, with their hooks and status"),
+    )
+}

@@ -1,0 +1,112 @@
+"""The answer to a search: header, ranked strategies, why the first three, and what was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from autoparallel_core.report import format as fmt
+from autoparallel_core.report.console import heading, put
+from autoparallel_core.report.header import print_header
+from autoparallel_core.report.layout import Column, print_records
+from autoparallel_core.report.serving import serving_columns
+from autoparallel_core.report.training import training_columns
+from autoparallel_core.search.result import Plan, SearchResult
+from autoparallel_core.spec.problem import Problem
+
+_REASONED = 3
+"""Strategies whose reasons are printed."""
+_RULES_SHOWN = 8
+
+
+def columns_of(problem: Problem, plans: Sequence[Plan], *, ranked: bool = True) -> list[Column]:
+    """The record columns of the problem's mode."""
+    return (
+        training_columns(problem, plans, ranked=ranked) if problem.mode == "training" else serving_columns(plans, ranked=ranked)
+    )
+
+
+def refusals(refused: Mapping[str, int], limit: int | None = None) -> str:
+    """``1,204 refused: 812 heads % tp, 392 …``, the most frequent rules first."""
+    total = sum(refused.values())
+    by_count = sorted(refused.items(), key=lambda kv: (-kv[1], kv[0]))
+    shown = by_count[:limit]
+    text = ", ".join(f"{n:,} {rule}" for rule, n in shown)
+    if rest := by_count[len(shown) :]:
+        text += f", {sum(n for _, n in rest):,} by {len(rest)} other rules"
+    return f"{total:,} refused: {text}" if total else "none refused"
+
+
+def search_line(result: SearchResult) -> str:
+    """How much was looked at."""
+    return (
+        f"{result.planner} planner · {result.enumerated:,} strategies · {result.evaluated:,} legal and priced · "
+        f"{result.fitting:,} fit · {fmt.seconds(result.elapsed_s)}"
+    )
+
+
+def assumptions_of(result: SearchResult) -> tuple[str, ...]:
+    """What the question and the search assumed, each once."""
+    return tuple(dict.fromkeys((*result.problem.assumptions, *result.assumptions)))
+
+
+def print_answer(
+    console: Console,
+    result: SearchResult,
+    parameters: Mapping[str, Any],
+    *,
+    pareto: bool = False,
+    min_nodes: str | None = None,
+) -> None:
+    """Print everything about a result that has fitting strategies."""
+    problem = result.problem
+    extra = [("Search", search_line(result))] + ([("Nodes", min_nodes)] if min_nodes else [])
+    print_header(console, problem, parameters, assumptions=assumptions_of(result), extra=extra)
+    plans = [p for p in result.plans if p.verdict != "does not fit"]
+    heading(console, _title(problem, len(plans)))
+    print_records(console, columns_of(problem, plans))
+    heading(console, "Why these")
+    for i, plan in enumerate(plans[:_REASONED]):
+        put(console, f"#{i + 1} {plan.strategy}{_lead(plans, i)}", style="bold")
+        for sentence in plan.reasons:
+            put(console, f"- {sentence}", indent=3)
+    if pareto:
+        heading(console, "Speed against free memory: no other strategy has more of both")
+        print_records(console, columns_of(problem, result.pareto))
+    if result.blame:
+        heading(console, "What the engine changed")
+        put(console, ", ".join(f"{fmt.label(cause)} (plugin {plugin})" for cause, plugin in result.blame.items()))
+    console.print()
+    put(console, refusals(result.refused, _RULES_SHOWN), style="dim")
+
+
+def _title(problem: Problem, n: int) -> str:
+    what = "tokens/s per GPU" if problem.mode == "training" else "output tokens/s per GPU"
+    return f"Best {n} by {what}" if n > 1 else f"Best by {what}"
+
+
+def _lead(plans: Sequence[Plan], i: int) -> str:
+    """How far a plan is ahead of the next one, or behind the first."""
+    if i == 0:
+        if len(plans) < 2:
+            return ""
+        return f" · {fmt.change(plans[0].throughput / plans[1].throughput)} over #2"
+    return f" · {fmt.change(plans[i].throughput / plans[0].throughput)} against #1"
+
+
+def print_nothing_fits(console: Console, result: SearchResult, parameters: Mapping[str, Any], missing: Sequence[str]) -> None:
+    """Print what was asked, the legal strategy that misses by least, and what it would take."""
+    problem = result.problem
+    print_header(console, problem, parameters, assumptions=assumptions_of(result), extra=[("Search", search_line(result))])
+    heading(console, "Nothing fits")
+    for sentence in missing:
+        put(console, f"- {sentence}")
+    if result.nearest_miss:
+        heading(console, "Nearest miss")
+        print_records(console, columns_of(problem, [result.nearest_miss], ranked=False))
+        for sentence in result.nearest_miss.reasons:
+            put(console, f"- {sentence}", indent=3)
+    console.print()
+    put(console, refusals(result.refused), style="dim")

@@ -1,0 +1,242 @@
+"""One strategy in full: where each second and each byte goes, what limits it, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from autoparallel_core.report import format as fmt
+from autoparallel_core.report.answer import columns_of
+from autoparallel_core.report.bars import bar, legend, part_styles, stacked
+from autoparallel_core.report.console import heading, put
+from autoparallel_core.report.document import constant_document, envelope, plan_document, problem_document
+from autoparallel_core.report.header import print_header
+from autoparallel_core.report.layout import Column, print_records
+from autoparallel_core.search.neighbours import Neighbour
+from autoparallel_core.search.result import MemoryBreakdown, Plan
+from autoparallel_core.spec.cluster import Gpu
+from autoparallel_core.spec.problem import Problem
+
+_CHANGES_SHOWN = 6
+_WORTH_SAYING = 0.002
+"""Share of the step below which a cause's change is not mentioned."""
+
+
+def print_explanation(
+    console: Console,
+    problem: Problem,
+    parameters: Mapping[str, Any],
+    plan: Plan,
+    changes: Sequence[Neighbour],
+    *,
+    extra: Sequence[tuple[str, str]] = (),
+    sources: Sequence[tuple[str, str, str, str]] = (),
+) -> None:
+    """Print the whole explanation; ``sources`` are rows of :func:`source_rows`."""
+    print_header(console, problem, parameters, assumptions=problem.assumptions, extra=extra)
+    heading(console, str(plan.strategy))
+    print_records(console, columns_of(problem, [plan], ranked=False))
+    for sentence in plan.reasons:
+        put(console, f"- {sentence}", indent=2)
+    _print_time(console, problem, plan)
+    _print_memory(console, plan.memory)
+    heading(console, "What limits it")
+    for sentence in limits(plan):
+        put(console, f"- {sentence}")
+    _print_changes(console, plan, changes)
+    if sources:
+        _print_sources(console, sources)
+
+
+def _print_time(console: Console, problem: Problem, plan: Plan) -> None:
+    what = "one step" if problem.mode == "training" else "one request"
+    heading(console, f"Where the time of {what} goes: {fmt.seconds(plan.cost.total_s)}")
+    total = plan.cost.total_s
+    rows = sorted(((k, v) for k, v in plan.cost.seconds.items() if v), key=lambda kv: -kv[1])
+    names = [*(fmt.label(k) for k, _ in rows), "sum"]
+    times = [*(v for _, v in rows), total]
+    fixed = [
+        Column("", names, right=False),
+        Column("seconds", [f"{t:,.6f}" if total < 10 else f"{t:,.4f}" for t in times]),
+        Column("share", [fmt.percent(t / total) if total else "" for t in times]),
+    ]
+    room = max(10, console.width - sum(c.width + 2 for c in fixed))
+    most = max((v for _, v in rows), default=0.0)
+    bars = [bar(v / most, room) if most else "" for _, v in rows]
+    print_records(console, [*fixed, Column("", [*bars, ""], right=False)])
+
+
+def _print_memory(console: Console, memory: MemoryBreakdown) -> None:
+    heading(console, f"Memory by pipeline stage, in GB (each GPU has {fmt.memory(memory.capacity_bytes)})")
+    parts = list(dict.fromkeys(k for s in memory.stages for k, v in s.bytes.items() if v))
+    styles = part_styles(parts)
+    label_width = max(len(f"stage {s.stage}") for s in memory.stages)
+    amount_width = max(len(fmt.gigabytes(s.total_bytes)) for s in memory.stages)
+    largest = max(*(s.total_bytes for s in memory.stages), memory.capacity_bytes)
+    room = max(10, int((console.width - label_width - amount_width - 6) * memory.capacity_bytes / largest))
+    for s in memory.stages:
+        line = Text(f"{f'stage {s.stage}':<{label_width}}  {fmt.gigabytes(s.total_bytes):>{amount_width}}  ")
+        console.print(line + stacked(s.bytes, memory.capacity_bytes, room, styles), soft_wrap=True)
+    put(console, legend(styles, {p: fmt.label(p) for p in parts}))
+    console.print()
+    columns = [
+        Column("stage", [str(s.stage) for s in memory.stages]),
+        Column("layers", [str(s.layers) for s in memory.stages]),
+        Column("sum", [fmt.gigabytes(s.total_bytes) for s in memory.stages], words="sum {} GB"),
+    ]
+    columns += [
+        Column(
+            "\n".join(fmt.label(part).rsplit(" ", 1)),
+            [fmt.gigabytes(s.bytes.get(part, 0.0)) for s in memory.stages],
+            main=False,
+            words=f"{fmt.label(part)} {{}}",
+        )
+        for part in parts
+    ]
+    print_records(console, columns)
+    put(
+        console,
+        f"Stage {memory.deciding.stage} decides: {fmt.memory(memory.allocated_bytes)} allocated, "
+        f"{fmt.memory(memory.reserved_bytes)} with allocator slack, context and communicators; "
+        f"{fmt.signed_memory(memory.margin_bytes)} to the limit.",
+    )
+    if memory.host_bytes_per_node:
+        put(console, f"Host memory: {fmt.memory(memory.host_bytes_per_node)} per node.")
+
+
+def limits(plan: Plan) -> list[str]:
+    """What the time is spent on first, and what the memory is full of."""
+    out = []
+    total = plan.cost.total_s
+    ranked = sorted(plan.cost.seconds.items(), key=lambda kv: -kv[1])
+    if ranked and total > 0:
+        first = ", then ".join(f"{fmt.label(k)} ({fmt.percent(v / total)})" for k, v in ranked[:3])
+        out.append(f"time goes first to {first}")
+    d = plan.memory.deciding
+    parts = sorted(d.bytes.items(), key=lambda kv: -kv[1])[:2]
+    used = plan.memory.reserved_bytes / plan.memory.capacity_bytes
+    filled = " and ".join(f"{fmt.label(k)} ({fmt.memory(v)})" for k, v in parts)
+    out.append(f"memory of stage {d.stage} is {fmt.percent(used)} full, mostly {filled}: {plan.verdict}")
+    return out
+
+
+def change_sentence(change: Neighbour, total_s: float) -> str:
+    """``tp 8→4, dp 2→4: −6.0%: less exposed tp (−0.81 s), more bubble (+0.20 s); +9.1 GB, fits``."""
+    moved = sorted(change.seconds_change.items(), key=lambda kv: -abs(kv[1]))
+    worth = [(k, v) for k, v in moved if abs(v) >= _WORTH_SAYING * total_s][:3]
+    causes = ", ".join(
+        f"{'more' if v > 0 else 'less'} {fmt.label(k)} ({'+' if v > 0 else '−'}{fmt.seconds(abs(v))})" for k, v in worth
+    )
+    text = f"{change.change}: {fmt.change(change.throughput_ratio)} tokens/s"
+    if causes:
+        text += f": {causes}"
+    text += f"; {fmt.signed_memory(change.memory_change_bytes)} of memory"
+    return text + (", fits" if change.fits else f", does not fit: {fmt.memory(change.shortfall_bytes)} too much")
+
+
+def _print_changes(console: Console, plan: Plan, changes: Sequence[Neighbour]) -> None:
+    heading(console, "Single changes")
+    if not changes:
+        put(console, "No legal strategy differs from this one along a single axis.")
+        return
+    helpful = [c for c in changes if c.fits and c.throughput_ratio > 1]
+    if helpful:
+        put(console, f"Helps most: {change_sentence(helpful[0], plan.cost.total_s)}.", style="bold")
+    else:
+        put(console, "None that fits is faster.", style="bold")
+    rest = [c for c in changes if not helpful or c is not helpful[0]][:_CHANGES_SHOWN]
+    if plan.memory.margin_bytes < 0:
+        put(console, _relief(changes), style="bold")
+    for c in rest:
+        put(console, f"- {change_sentence(c, plan.cost.total_s)}")
+    if len(changes) > len(rest) + bool(helpful):
+        put(console, f"{len(changes)} single changes are legal; the fastest are shown.", style="dim")
+
+
+def _relief(changes: Sequence[Neighbour]) -> str:
+    """The fastest change that makes a strategy fit which does not."""
+    fitting = [c for c in changes if c.fits]
+    return f"To make it fit: {fitting[0].change}." if fitting else "No single change makes it fit."
+
+
+def source_rows(problem: Problem) -> list[tuple[str, str, str, str]]:
+    """Every number behind the answer as (name, value, origin, source), constants first, then the GPU's figures."""
+    rows = [(name, f"{c.value:g}", c.origin, f"{c.meaning} ({c.source})") for name, c in sorted(problem.constants.items())]
+    return rows + gpu_source_rows(problem.cluster.gpu) + [
+        (f"tier {t.name}", fmt.bandwidth(t.bytes_per_s), "preset", t.source) for t in problem.cluster.tiers
+    ]  # fmt: skip
+
+
+def gpu_source_rows(gpu: Gpu) -> list[tuple[str, str, str, str]]:
+    """The GPU's figures with where each comes from."""
+    rows = [(f"{gpu.name} {name}", _figure(gpu, name), "preset", source) for name, source in gpu.sources.items()]
+    for kind in ("gemm", "expert_gemm", "attention"):
+        rows += [
+            (f"{gpu.name} {kind} {name}", f"{e.compute:.3g} compute, {e.memory:.3g} memory", e.origin, e.source)
+            for name, e in getattr(gpu, kind).items()
+        ]
+    for kind, curves in gpu.collectives.items():
+        rows += [
+            (
+                f"{gpu.name} {kind} over {c.ranks}",
+                f"{fmt.bandwidth(c.bus_bytes_per_s)}, {fmt.seconds(c.latency_s)}",
+                c.origin,
+                c.source,
+            )
+            for c in curves
+        ]
+    return rows
+
+
+def _figure(gpu: Gpu, name: str) -> str:
+    table, _, key = name.partition(".")
+    value = getattr(gpu, table, None)
+    if isinstance(value, Mapping):
+        value = value.get(key) if key else ", ".join(f"{k} {v:g}" for k, v in value.items() if isinstance(v, int | float))
+    return f"{value:g}" if isinstance(value, int | float) else str(value if value is not None else "")
+
+
+def _print_sources(console: Console, rows: Sequence[tuple[str, str, str, str]]) -> None:
+    heading(console, "Where the numbers come from")
+    counts: dict[str, int] = {}
+    for _, _, origin, _ in rows:
+        counts[origin] = counts.get(origin, 0) + 1
+    put(console, ", ".join(f"{n} {origin}" for origin, n in sorted(counts.items(), key=lambda kv: -kv[1])))
+    for name, value, origin, source in rows:
+        put(console, Text.assemble((name, "bold"), f" = {value} [{origin}] {source}"), indent=2)
+
+
+def explanation_document(
+    problem: Problem, model: Mapping[str, Any], plan: Plan, changes: Sequence[Neighbour], *, sources: bool
+) -> dict[str, Any]:
+    """The explanation as JSON."""
+    return envelope(
+        "explain",
+        {
+            **problem_document(problem, model),
+            "assumptions": list(problem.assumptions),
+            "plan": plan_document(plan),
+            "limits": limits(plan),
+            "changes": [
+                {
+                    "change": c.change,
+                    "strategy": str(c.strategy),
+                    "throughput_ratio": c.throughput_ratio,
+                    "seconds_change_s": dict(c.seconds_change),
+                    "memory_change_bytes": c.memory_change_bytes,
+                    "shortfall_bytes": c.shortfall_bytes,
+                    "fits": c.fits,
+                }
+                for c in changes
+            ],
+            "sources": {
+                "constants": {name: constant_document(c) for name, c in problem.constants.items()},
+                "gpu": [{"name": n, "value": v, "origin": o, "source": s} for n, v, o, s in gpu_source_rows(problem.cluster.gpu)],
+            }
+            if sources
+            else None,
+        },
+    )

@@ -1,0 +1,109 @@
+"""The head of every answer: what was asked, of what, and what was assumed to answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from autoparallel_core.report import format as fmt
+from autoparallel_core.report.console import labelled, put
+from autoparallel_core.spec.arch import ModelArch
+from autoparallel_core.spec.cluster import Cluster
+from autoparallel_core.spec.problem import Problem
+from autoparallel_core.spec.workload import InferenceWorkload, TrainingWorkload, Workload
+
+
+def model_line(arch: ModelArch, parameters: Mapping[str, Any]) -> str:
+    """Name, size and shape of a model in one sentence."""
+    total, active = float(parameters.get("text", parameters["total"])), float(parameters["active"])
+    size = f"{fmt.parameters(total)} parameters"
+    if active < 0.97 * total:
+        size += f", {fmt.parameters(active)} active"
+    if vision := parameters.get("vision"):
+        size += f" (+ {fmt.parameters(float(vision))} vision)"
+    kinds: dict[str, int] = {}
+    for layer in arch.layers:
+        kinds[layer.kind] = kinds.get(layer.kind, 0) + 1
+    shape = " + ".join(f"{n} {kind}" for kind, n in kinds.items())
+    mtp = f" + {len(arch.mtp)} MTP" if arch.mtp else ""
+    return f"{arch.name} · {size} · {shape}{mtp} layers, hidden {arch.hidden_size:,}, vocabulary {arch.vocab_size:,}"
+
+
+def cluster_line(cluster: Cluster) -> str:
+    """GPUs, nodes, memory and links in one sentence."""
+    gpu = cluster.gpu
+    nodes = f"{cluster.n_nodes:,} node{'s' if cluster.n_nodes > 1 else ''} of {min(cluster.gpus_per_node, cluster.n_gpus)}"
+    links = " · ".join(f"{t.name} {fmt.bandwidth(t.bytes_per_s)}" for t in cluster.tiers)
+    peak = f" · {fmt.flops(gpu.peak_flops['bf16'])} bf16" if "bf16" in gpu.peak_flops else ""
+    text = f"{cluster.n_gpus:,} × {gpu.name} · {nodes} · {fmt.memory(gpu.memory_bytes)} each{peak}"
+    text += f" · HBM {fmt.bandwidth(gpu.hbm_bytes_per_s)} · {links} per GPU and direction"
+    return text + (f" · given: {', '.join(cluster.overrides)}" if cluster.overrides else "")
+
+
+def workload_line(workload: Workload) -> str:
+    """Batch, lengths and precision in one sentence."""
+    if isinstance(workload, TrainingWorkload):
+        text = (
+            f"{workload.global_batch_size:,} sequences × {workload.seq_len:,} tokens = {workload.tokens_per_step:,} tokens "
+            f"per step · {workload.precision} · {workload.task}"
+        )
+        limits = [
+            f"at most {workload.max_tokens_per_micro_batch:,} tokens per micro-batch"
+            if workload.max_tokens_per_micro_batch
+            else "",
+            "" if workload.recompute_allowed else "no recompute",
+            "optimizer in host memory" if workload.optimizer_cpu_offload else "",
+            "" if workload.grad_reduce_in_fp32 else "gradients reduced in 16 bit",
+        ]
+        return " · ".join([text, *filter(None, limits)])
+    return serving_line(workload)
+
+
+def serving_line(workload: InferenceWorkload) -> str:
+    load = f"{workload.concurrency:,} requests in flight" if workload.concurrency else "as many requests in flight as fit"
+    parts = [f"{workload.isl:,} input + {workload.osl:,} output tokens per request", load]
+    if workload.precision:
+        parts.append(f"GEMMs in {workload.precision}")
+    if workload.max_num_batched_tokens:
+        parts.append(f"at most {workload.max_num_batched_tokens:,} tokens per engine step")
+    if workload.max_model_len:
+        parts.append(f"requests up to {workload.max_model_len:,} tokens")
+    if workload.accepted_length != 1:
+        parts.append(f"{workload.accepted_length:g} tokens accepted per step")
+    if workload.prefix_hit_rate:
+        parts.append(f"{fmt.percent(workload.prefix_hit_rate)} prefix hits")
+    return " · ".join(parts)
+
+
+def print_header(
+    console: Console,
+    problem: Problem,
+    parameters: Mapping[str, Any],
+    *,
+    assumptions: Sequence[str] = (),
+    extra: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Model, cluster, engine, workload, then what was assumed."""
+    from autoparallel_core.version import version
+
+    put(console, f"autoparallel {version()} · {problem.mode}", style="bold")
+    console.print()
+    engine = f"{problem.engine.name} {problem.engine_version} · {problem.engine.summary}"
+    labelled(
+        console,
+        [
+            ("Model", model_line(problem.arch, parameters)),
+            ("Cluster", cluster_line(problem.cluster)),
+            ("Engine", engine),
+            ("Workload", workload_line(problem.workload)),
+            *extra,
+        ],
+    )
+    if unknown := problem.arch.unknown_fields:
+        put(console, f"Config fields that were not understood: {', '.join(unknown)}", style="yellow")
+    if notes := tuple(dict.fromkeys((*assumptions, *problem.arch.notes))):
+        put(console, "Assumed", style="bold")
+        for note in notes:
+            put(console, f"- {note}", indent=2)

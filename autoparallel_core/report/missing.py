@@ -1,0 +1,75 @@
+"""When nothing fits: what is missing, and by how much."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from autoparallel_core.report import format as fmt
+
+if TYPE_CHECKING:
+    from autoparallel_core.search.min_nodes import MinNodes
+    from autoparallel_core.search.result import SearchResult
+
+
+def what_is_missing(result: SearchResult, found: MinNodes | None) -> list[str]:
+    """Sentences: which memory is short by how much, how many GPUs would do."""
+    out = []
+    cluster = result.problem.cluster
+    miss = result.nearest_miss
+    if miss is None:
+        out.append(f"no strategy is legal on {cluster.n_gpus:,} GPUs; the rules below say why")
+    else:
+        memory = miss.memory
+        if memory.margin_bytes < 0:
+            out.append(
+                f"GPU memory: the nearest miss needs {fmt.memory(memory.reserved_bytes)} on stage {memory.deciding.stage} of "
+                f"{fmt.memory(memory.capacity_bytes)}, {fmt.memory(-memory.margin_bytes)} too much per GPU"
+            )
+        over = memory.host_bytes_per_node - cluster.host_memory_bytes_per_node
+        if over > 0:
+            out.append(
+                f"host memory: it needs {fmt.memory(memory.host_bytes_per_node)} per node, {fmt.memory(over)} more than there is"
+            )
+        serving = miss.serving
+        asked = getattr(result.problem.workload, "concurrency", None)
+        if serving is not None and asked and serving.max_concurrency < asked:
+            out.append(f"KV cache: room for {serving.max_concurrency:,} requests of the {asked:,} asked for")
+    if found is not None:
+        out.append(_gpus_needed(result, found))
+    return out
+
+
+def _gpus_needed(result: SearchResult, found: MinNodes) -> str:
+    have = result.problem.cluster
+    if found.nodes is None or found.n_gpus is None:
+        return f"GPUs: nothing fits on {have.gpus_per_node} × {_counts(found)} GPUs either"
+    more = found.n_gpus - have.n_gpus
+    if more <= 0:
+        return f"GPUs: {found.n_gpus:,} ({_nodes(found.nodes)}) would do, with degrees that {have.n_gpus:,} does not divide into"
+    return f"GPUs: {found.n_gpus:,} ({_nodes(found.nodes)}) would do, {more:,} more than the {have.n_gpus:,} given"
+
+
+def _nodes(n: int) -> str:
+    return f"{n:,} node{'s' if n != 1 else ''}"
+
+
+def _counts(found: MinNodes) -> str:
+    return ", ".join(f"{n:,}" for n in sorted(found.tried))
+
+
+def min_nodes_line(found: MinNodes) -> str:
+    """The answer of ``--find-min-nodes`` in one sentence."""
+    per_node = found.result.problem.cluster.gpus_per_node
+    if found.nodes is None:
+        return f"nothing fits on up to {_nodes(found.most_nodes)} (tried {_counts(found)})"
+    return f"{_nodes(found.nodes)} of {per_node} is the fewest that fits: {found.n_gpus:,} GPUs (tried {_counts(found)})"
+
+
+def min_nodes_document(found: MinNodes) -> dict[str, Any]:
+    return {
+        "n_nodes": found.nodes,
+        "n_gpus": found.n_gpus,
+        "most_nodes": found.most_nodes,
+        "tried_nodes": sorted(found.tried),
+        "skipped_nodes": [{"n_nodes": n, "reason": why} for n, why in found.skipped],
+    }
