@@ -9,6 +9,7 @@ from autoparallel_core.spec.workload import Software
 MEGATRON = EngineSpec(
     name="megatron",
     modes=("training",),
+    default_for=("training",),
     default_version="0.19.2",
     summary=(
         "Megatron-Core (Megatron-LM, Megatron-Bridge, NeMo): tensor, sequence, context, expert and interleaved pipeline "
