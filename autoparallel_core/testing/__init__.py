@@ -1,1 +1,4 @@
-"""See docs/explanation/architecture.md for what lives in this room."""
+"""For plugin authors: toy problems (``toys``), pytest fixtures (``fixtures``) and the conformance suite (``conformance``).
+
+Needs pytest and numpy; nothing else of the package imports it.
+"""

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from autoparallel_core.spec.arch import Layer, ModelArch
 from autoparallel_core.spec.blocks import attention_block, embedding_block, head_block, mlp_block, moe_block
-from autoparallel_core.spec.cluster import Gpu
+from autoparallel_core.spec.cluster import Efficiency, Gpu
 from autoparallel_core.spec.strategy import StrategyBatch
 from autoparallel_core.spec.workload import InferenceWorkload, TrainingWorkload
 
@@ -21,17 +21,27 @@ if TYPE_CHECKING:
     from autoparallel_core.spec.problem import Problem
 
 Mode = Literal["training", "inference"]
+INVENTED = "assumed: invented for tests"
 
 
 def toy_gpu(name: str = "toy-gpu", **changes: Any) -> Gpu:
     """A made-up accelerator with round figures: 100 GB, 4 TB/s, 1 PFLOP/s bf16, eight to a node."""
+    good = Efficiency(compute=0.7, memory=0.8, source=INVENTED, origin="assumed", fixed_s=3e-6)
+    kernels = ("fused", "flash2", "unfused", "decode", "prefill", "mla_decode", "mla_prefill")
+    training = {
+        "gemm_bf16": 0.7, "gemm_fp8": 0.6, "attention_fused": 0.6, "attention_flash2": 0.5, "hbm": 0.8,
+        "all_reduce_bytes_per_s": 300e9, "all_reduce_latency_s": 15e-6,
+    }  # fmt: skip
+    figures = (
+        "memory_bytes", "marketing_memory_bytes", "hbm_bytes_per_s", "peak_flops", "scale_up_bytes_per_s", "scale_up_domain",
+        "nic_bytes_per_s", "gpus_per_node", "host_memory_bytes_per_node", *(f"training.{key}" for key in training),
+    )  # fmt: skip
     gpu = Gpu(
         name=name, vendor="toy", memory_bytes=100e9, marketing_memory_bytes=100e9, hbm_bytes_per_s=4e12,
         peak_flops={"bf16": 1e15, "fp16": 1e15, "fp8": 2e15, "fp32": 5e13}, scale_up_bytes_per_s=450e9, scale_up_domain=8,
         nic_bytes_per_s=50e9, gpus_per_node=8, host_memory_bytes_per_node=2e12,
-        sources=dict.fromkeys(
-            ("memory_bytes", "hbm_bytes_per_s", "peak_flops", "scale_up_bytes_per_s", "nic_bytes_per_s"), "invented for tests"
-        ),
+        gemm={"bf16": good, "fp8": good}, expert_gemm={"bf16": good, "fp8": good}, attention=dict.fromkeys(kernels, good),
+        training=training, sources=dict.fromkeys(figures, INVENTED),
     )  # fmt: skip
     return evolve(gpu, **changes)
 
