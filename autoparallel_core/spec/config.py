@@ -42,6 +42,11 @@ def _names(names: tuple[str, ...]) -> Iterator[str]:
         yield from ALIASES.get(n, ())
 
 
+def _short(value: Any, limit: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
 class ConfigView:
     """Read access to a config's fields.
 
@@ -92,7 +97,7 @@ class ConfigView:
         for n in every:
             if n in self._defaults:
                 v = self._defaults[n]
-                self.note(f"config has no '{n}': the default of model type '{self.model_type}', {v!r}, is assumed")
+                self.note(f"config has no '{n}': the default of model type '{self.model_type}', {_short(v)}, is assumed")
                 return v
         return default
 
