@@ -1,1 +1,52 @@
-"""To be filled."""
+"""vLLM as an inference engine: legality, memory budget by version, defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from autoparallel_core.hookspecs import hookimpl
+from autoparallel_core.spec.problem import EngineSpec, Problem
+from autoparallel_core.spec.rule import Rule
+from autoparallel_core.spec.space import Space
+from autoparallel_core.spec.strategy import StrategyBatch
+from autoparallel_vllm.spec import VLLM
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    FloatArray = NDArray[np.float64]
+
+
+@hookimpl
+def engines() -> Sequence[EngineSpec]:
+    return [VLLM]
+
+
+@hookimpl
+def search_space(problem: Problem) -> Space | None:
+    if problem.engine.name != VLLM.name:
+        return None
+    from autoparallel_vllm.spec import SPACE
+
+    return SPACE
+
+
+@hookimpl
+def rules(problem: Problem) -> Sequence[Rule] | None:
+    if problem.engine.name != VLLM.name:
+        return None
+    from autoparallel_core.search.common_rules import holding
+    from autoparallel_vllm.rules import RULES
+
+    return holding(RULES, problem.engine_version)
+
+
+@hookimpl
+def memory(problem: Problem, batch: StrategyBatch) -> Mapping[str, FloatArray] | None:
+    if problem.engine.name != VLLM.name:
+        return None
+    from autoparallel_vllm.budgets import reserved_bytes
+
+    return reserved_bytes(problem, batch)

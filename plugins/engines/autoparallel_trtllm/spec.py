@@ -1,0 +1,60 @@
+"""Identity, memory policies by version, and constants of the engine, each with its source."""
+
+from __future__ import annotations
+
+from autoparallel_core.spec.problem import Constant, EngineSpec
+from autoparallel_core.spec.serving import Alignment, SchedulerDefaults, ServingPolicy
+from autoparallel_core.spec.space import Space
+from autoparallel_core.spec.workload import Software
+
+_CONFIG = "tensorrt_llm/llmapi/llm_args.py, KvCacheConfig: free_gpu_memory_fraction"
+
+SCHEDULER = (SchedulerDefaults(2048, 8192),)
+"""max_batch_size and max_num_tokens (llm_args.py)."""
+
+_MXFP4 = "tensorrt_llm/_torch/modules/fused_moe/quantization.py: alignment of W4A16 and W4A8 MXFP4 weights"
+MXFP4 = (
+    Alignment("mxfp4", 128, _MXFP4, axis="expert_ffn"),
+    Alignment("mxfp4", 128, _MXFP4, axis="hidden"),
+)
+
+POLICIES = (
+    ServingPolicy(
+        source=_CONFIG,
+        budget="share_after_weights",
+        memory_fraction=0.9,
+        scheduler=SCHEDULER,
+        page_tokens=32,
+        layer_split="first",
+        pad_vocabulary_to=1,
+        mixed_cache="uniform",
+        alignments=MXFP4,
+    ),
+)
+
+_RUNS = "published serving runs of TensorRT-LLM on Hopper and Blackwell"
+CONSTANTS = {
+    "serving_layer_s": Constant(9e-6, "time per layer between kernels that no roofline covers", _RUNS, "fitted"),
+    "serving_moe_floor_s": Constant(48e-6, "fixed time of routing and launching a MoE layer (Hopper)", _RUNS, "fitted"),
+    "serving_step_s": Constant(0.66e-3, "host time per step", _RUNS, "fitted"),
+    "serving_sequence_s": Constant(5.5e-6, "host time per step and sequence", _RUNS, "fitted"),
+    "serving_ttft_steps": Constant(3.2, "decode steps before a request's prefill starts", _RUNS, "fitted"),
+    "serving_first_wave": Constant(0.15, "share of requests whose prefill queues behind the others'", _RUNS, "fitted"),
+    "serving_ttft_offset_s": Constant(55e-3, "fixed time to first token", _RUNS, "fitted"),
+}
+
+TRTLLM = EngineSpec(
+    name="trtllm",
+    modes=("inference",),
+    default_version="1.2.1",
+    summary=(
+        "TensorRT-LLM: KV cache takes a fraction of the memory left after loading; experts by expert and by width at once; "
+        "attention data parallelism replicates attention and dense layers on every rank"
+    ),
+    software=Software(attention_kernel="fused", cuda_graph="full_iteration"),
+    constants=CONSTANTS,
+    moe_grid="folded",
+    serving=POLICIES,
+)
+
+SPACE = Space(cp=(1,))
