@@ -10,10 +10,11 @@ from autoparallel_core.errors import PluginConflict, SpecError
 from autoparallel_core.model_report import describe
 from autoparallel_core.model_source import from_catalogue, language_fields, looks_like_path, read_config_files
 from autoparallel_core.quant_config import apply_quantization, checkpoint_dtype, read_quantization
+from autoparallel_core.rotary import rotary_cache_elements
 from autoparallel_core.spec.arch import Block, Layer, ModelArch
 from autoparallel_core.spec.blocks import embedding_block, head_block
 from autoparallel_core.spec.config import ConfigView
-from autoparallel_core.spec.op import Attention, ExpertGemm, Op, Scan
+from autoparallel_core.spec.op import Attention, Elementwise, ExpertGemm, Op, Scan
 from autoparallel_core.spec.standard import final_norm
 
 __all__ = ["build_arch", "describe", "load_model"]
@@ -358,6 +359,8 @@ def _facts(layers: Sequence[Layer], view: ConfigView) -> dict[str, Any]:
             prefix = "mamba" if op.algorithm.startswith("mamba") else "linear"
             rules[f"{prefix}_groups" if prefix == "mamba" else "linear_key_heads"] = op.key_heads.units
             rules[f"{prefix}_heads" if prefix == "mamba" else "linear_value_heads"] = op.heads.units
+    if any(isinstance(op, Elementwise) and op.role == "rotary" for op in ops) and (elements := rotary_cache_elements(view)):
+        rules["rotary_cache_elements"] = elements
     return {
         "num_heads": heads if isinstance(heads, int) else most(Attention, lambda op: op.heads.units),
         "num_kv_heads": min(kv, default=0),
