@@ -43,11 +43,12 @@ class ModelHooks:
 
     @hookspec
     def parse_family(self, config: ConfigView) -> Mapping[str, Mapping[str, Any]] | None:
-        """What a model type implies beyond its config file: ``{"defaults": {…}, "traits": {…}}``, both optional.
+        """What a model type implies beyond its config file: ``{"defaults": {…}, "traits": {…}, "fields": {…}}``, each optional.
 
         ``defaults`` are values of config fields that the type's reference implementation assumes when the file
         omits them; reading one leaves a visible note. ``traits`` are facts that no config field states (kind of
-        norm, biases, gating …), read with ``config.trait(name)``. Return None for types that are not yours.
+        norm, biases, gating …), read with ``config.trait(name)``. ``fields`` are what the config says in its type's
+        own way, under the usual names. Return None for types that are not yours.
         Two plugins that disagree on a value are a conflict that names both.
 
         Example::

@@ -12,10 +12,9 @@ from autoparallel_core.model_source import from_catalogue, language_fields, look
 from autoparallel_core.quant_config import apply_quantization, checkpoint_dtype, read_quantization
 from autoparallel_core.rotary import rotary_cache_elements
 from autoparallel_core.spec.arch import Block, Layer, ModelArch
-from autoparallel_core.spec.blocks import embedding_block, head_block
 from autoparallel_core.spec.config import ConfigView
 from autoparallel_core.spec.op import Attention, Elementwise, ExpertGemm, Op, Scan
-from autoparallel_core.spec.standard import final_norm
+from autoparallel_core.spec.standard import standard_epilogue, standard_prologue
 
 __all__ = ["build_arch", "describe", "load_model"]
 
@@ -234,9 +233,9 @@ def build_arch(
         model_type=view.model_type,
         hidden_size=hidden,
         vocab_size=view.size("vocab_size"),
-        prologue=_single(extras, "prologue") or _embedding(view),
+        prologue=_single(extras, "prologue") or standard_prologue(view),
         layers=tuple(layers),
-        epilogue=_single(extras, "epilogue") or _head(view, tied=tied),
+        epilogue=_single(extras, "epilogue") or standard_epilogue(view, tied=tied),
         tied_embeddings=tied,
         mtp=tuple(layer for _, layer in extras.get("mtp", ())),
         towers=tuple(layer for _, layer in extras.get("towers", ())),
@@ -249,7 +248,7 @@ def build_arch(
 
 
 def _adopt_family(view: ConfigView, host: HookCaller) -> None:
-    merged: dict[str, dict[str, Any]] = {"defaults": {}, "traits": {}}
+    merged: dict[str, dict[str, Any]] = {"defaults": {}, "traits": {}, "fields": {}}
     owner: dict[tuple[str, str], str] = {}
     for plugin, family in host.call("models", "parse_family", config=view):
         for section, values in merged.items():
@@ -320,17 +319,6 @@ def _tied(view: ConfigView) -> bool:
     tied = bool(view.trait("tied", default=False))
     view.note(f"config has no 'tie_word_embeddings': {'tied' if tied else 'separate'} input and output embeddings assumed")
     return tied
-
-
-def _embedding(view: ConfigView) -> Block:
-    return embedding_block(vocab=view.size("vocab_size"), hidden=view.size("hidden_size"))
-
-
-def _head(view: ConfigView, *, tied: bool) -> Block:
-    bias = view.flag("lm_head_bias", default=bool(view.trait("head_bias", default=False)))
-    return head_block(
-        vocab=view.size("vocab_size"), hidden=view.size("hidden_size"), tied=tied, bias=bias, final_norm=final_norm(view)
-    )
 
 
 def _context(view: ConfigView) -> int | None:

@@ -61,8 +61,8 @@ def check_blocks(result: Any, _: Mapping[str, Any]) -> str | None:
 
 
 def check_family(result: Any, _: Mapping[str, Any]) -> str | None:
-    """``parse_family``: mappings under the keys ``defaults`` and ``traits``."""
-    return _mapping(result, Mapping, "str → mapping") or _known(result, ("defaults", "traits"))
+    """``parse_family``: mappings under the keys ``defaults``, ``traits`` and ``fields``."""
+    return _mapping(result, Mapping, "str → mapping") or _known(result, ("defaults", "traits", "fields"))
 
 
 def check_extras(result: Any, _: Mapping[str, Any]) -> str | None:

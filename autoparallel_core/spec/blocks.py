@@ -65,12 +65,13 @@ def residual(name: str, hidden: Axis) -> Elementwise:
     return Elementwise(name, role="residual", reads=(hidden, hidden), writes=(hidden,))
 
 
-def head_norm(module: str, axis: Axis) -> Elementwise:
-    """Per-head query or key norm: one vector of head width, shared by the heads."""
-    return Elementwise(
-        module, role="norm", reads=(axis,), writes=(axis,), saved=(axis,),
-        weights=(Weight(f"{module}.weight", (Axis("latent", axis.width),), "norm", linear=False),),
-    )  # fmt: skip
+def head_norm(module: str, axis: Axis, *, bias: bool = False) -> Elementwise:
+    """Per-head query or key norm: one vector of head width (``bias``: two), shared by the heads."""
+    one = (Axis("latent", axis.width),)
+    weights: tuple[Weight, ...] = (Weight(f"{module}.weight", one, "norm", linear=False),)
+    if bias:
+        weights += (Weight(f"{module}.bias", one, "norm", linear=False),)
+    return Elementwise(module, role="norm", reads=(axis,), writes=(axis,), saved=(axis,), weights=weights)
 
 
 def attention_block(
@@ -96,35 +97,51 @@ def attention_block(
     extra: Sequence[Op] = (),
     specificity: int = 0,
     names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
+    gate_proj: tuple[str, Literal["head", "element"]] | None = None,
+    reuse_kv: bool = False,
+    qk_norm_bias: bool = False,
+    inner_norm: str | None = None,
 ) -> Block:
     """Multi-head, grouped-query or multi-query attention with its norm and residual.
 
     ``shared_kv``: the value is the key (no v projection). ``output_gate``: the query projection also makes
-    a gate of the same width. ``norms`` replaces the single pre-norm (pass () when the layer owns it elsewhere).
+    a gate of the same width; ``gate_proj`` (name, per head or per element): a projection of its own makes it.
+    ``norms`` replaces the single pre-norm (pass () when the layer owns it elsewhere). ``reuse_kv``: keys and values
+    are another layer's (no projections, nothing cached). ``inner_norm`` names a norm in front of the output projection.
     """
     h = hidden_axis(hidden)
     v_dim = v_head_dim or head_dim
     q, k, v = Axis("heads", heads, head_dim), Axis("kv_heads", kv_heads, head_dim), Axis("kv_heads", kv_heads, v_dim)
     o = Axis("heads", heads, v_dim)
     nq, nk, nv, no = (f"{module}.{n}" for n in names)
-    parts = [(nq, Axis("heads", heads, head_dim * 2) if output_gate else q), (nk, k)]
-    if not shared_kv:
-        parts.append((nv, v))
+    parts = [(nq, Axis("heads", heads, head_dim * 2) if output_gate else q)]
+    if not reuse_kv:
+        parts += [(nk, k)] if shared_kv else [(nk, k), (nv, v)]
+    gate = None
+    if gate_proj is not None:
+        gate = Axis("heads", heads, 1 if gate_proj[1] == "head" else v_dim)
     ops: list[Op] = [*(norms if norms is not None else (norm("input_layernorm", h),))]
     ops.append(linear("qkv", h, parts, component="attention", bias=qkv_bias))
+    if gate is not None and gate_proj is not None:
+        ops.append(linear("output_gate", h, [(f"{module}.{gate_proj[0]}", gate)], component="attention"))
+    made = [("q_norm", q)] if reuse_kv else [("q_norm", q), ("k_norm", k)]
     if qk_norm == "head":
-        ops += [head_norm(f"{module}.q_norm", q), head_norm(f"{module}.k_norm", k)]
+        ops += [head_norm(f"{module}.{n}", a, bias=qk_norm_bias) for n, a in made]
     elif qk_norm == "full":
-        ops += [norm(f"{module}.q_norm", q), norm(f"{module}.k_norm", k)]
+        ops += [norm(f"{module}.{n}", a, bias=qk_norm_bias) for n, a in made]
     if rotary:
-        ops.append(Elementwise("rotary", role="rotary", reads=(q, k), writes=(q, k)))
+        turned = tuple(a for _, a in made)
+        ops.append(Elementwise("rotary", role="rotary", reads=turned, writes=turned))
     ops.append(Attention("core_attention", heads=q, kv_heads=k, v_width=v_dim, window=window, chunk=chunk, causal=causal))
-    if output_gate:
-        ops.append(Elementwise("attention_gate", role="gate", reads=(o, o), writes=(o,), saved=(o, o)))
+    if output_gate or gate is not None:
+        by = gate if gate is not None else o
+        ops.append(Elementwise("attention_gate", role="gate", reads=(o, by), writes=(o,), saved=(o, by)))
+    if inner_norm is not None:
+        ops.append(norm(f"{module}.{inner_norm}", o))
     ops += [linear("out", o, [(no, h)], component="attention", bias=out_bias), residual("attention_residual", h), *extra]
     limit = window if window is not None else chunk
     cache: tuple[CacheTensor, ...] = ()
-    if with_cache:
+    if with_cache and not reuse_kv:
         cache = (CacheTensor("k", k, limit_tokens=limit), CacheTensor("v", v, limit_tokens=limit))
     return Block(kind, tuple(ops), cache_per_token=cache, specificity=specificity)
 
@@ -202,16 +219,23 @@ def mlp_block(
     component: Component = "mlp",
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     specificity: int = 0,
+    extra: Sequence[Op] = (),
+    inner_norm: str | None = None,
 ) -> Block:
-    """A dense feed-forward with its norm and residual: gated (three matrices) or plain (two)."""
+    """A dense feed-forward with its norm and residual: gated (three matrices) or plain (two).
+
+    ``extra`` ops follow; ``inner_norm`` names a norm in front of the last matrix.
+    """
     h = hidden_axis(hidden)
     ops: list[Op] = [*(norms if norms is not None else (norm("post_attention_layernorm", h),))]
     ops += mlp_ops(
         hidden=hidden, intermediate=intermediate, gated=gated, bias=bias, module=module, component=component, names=names
     )
+    if inner_norm is not None:
+        ops.insert(-1, norm(f"{module}.{inner_norm}", Axis("ffn", intermediate)))
     if with_residual:
         ops.append(residual("mlp_residual", h))
-    return Block(kind, tuple(ops), specificity=specificity)
+    return Block(kind, (*ops, *extra), specificity=specificity)
 
 
 def mlp_ops(

@@ -70,9 +70,17 @@ class ConfigView:
         self._defaults: Mapping[str, Any] = {}
         self._traits: Mapping[str, Any] = {}
 
-    def adopt(self, *, defaults: Mapping[str, Any], traits: Mapping[str, Any]) -> None:
-        """Take what the model type implies (hook ``parse_family``): values of omitted fields, and unwritten facts."""
+    def adopt(self, *, defaults: Mapping[str, Any], traits: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+        """Take what the model type implies (hook ``parse_family``).
+
+        Args:
+            defaults: values of fields that the file omits; reading one leaves a note.
+            traits: facts that no field states.
+            fields: what the config says elsewhere or in its type's own way, put under the usual names.
+        """
         self._defaults, self._traits = dict(defaults), dict(traits)
+        self._fields.update({k: v for k, v in fields.items() if v is not None})
+        self.read.update(fields)
 
     def __contains__(self, field: str) -> bool:
         """Whether the file itself gives the field (under any alias) a value."""

@@ -6,12 +6,13 @@ The traits named here come from the hook ``parse_family``.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from autoparallel_core.errors import SpecError
-from autoparallel_core.spec.blocks import hidden_axis, norm
+from autoparallel_core.spec.arch import Block
+from autoparallel_core.spec.blocks import embedding_block, head_block, hidden_axis, linear, norm, residual
 from autoparallel_core.spec.config import ConfigView
-from autoparallel_core.spec.op import Axis, Elementwise
+from autoparallel_core.spec.op import Axis, Bare, Elementwise, Op, Weight
 
 KNOWN_TYPE = 10
 FIELD_SHAPE = 0
@@ -82,7 +83,80 @@ def layer_norms(config: ConfigView, part: Literal["mixer", "ffn"]) -> tuple[Elem
 def final_norm(config: ConfigView) -> Elementwise:
     """The norm in front of the head, of the model type's kind."""
     kind = config.trait("norm", default="rms")
-    return norm("norm", Axis("hidden", config.size("hidden_size")), bias=kind == "layer", affine=kind != "plain", module="norm")
+    affine = kind != "plain" and bool(config.trait("final_norm", default=True))
+    return norm("norm", hidden_axis(config.size("hidden_size")), bias=kind == "layer", affine=affine)
+
+
+def standard_prologue(config: ConfigView) -> Block:
+    """Token embedding, with a table of learned positions, a norm or per-layer inputs where the model has them."""
+    hidden = config.size("hidden_size")
+    h = hidden_axis(hidden)
+    extra: list[Op] = []
+    if config.trait("learned_positions", default=False):
+        rows = config.size("max_position_embeddings") + int(config.trait("position_offset", default=0))
+        extra.append(Bare("positions", weights=(Weight("embed_positions", (Axis("latent", rows), h), "embedding", linear=False),)))
+    if config.trait("embedding_norm", default=False):
+        extra.append(norm("embed_layernorm", h, bias=config.trait("norm") == "layer"))
+    width = config.count("hidden_size_per_layer_input")
+    if width:
+        rows, layers = config.size("vocab_size_per_layer_input"), config.size("num_hidden_layers")
+        table, all_layers = (Axis("vocab", rows), Axis("latent", layers * width)), Axis("latent", layers * width)
+        extra += [
+            Bare("per_layer_embedding", weights=(Weight("embed_tokens_per_layer", table, "embedding", linear=False),)),
+            linear("per_layer_projection", h, [("per_layer_model_projection", all_layers)], component="embedding"),
+            norm("per_layer_projection_norm", Axis("latent", width)),
+        ]
+    if config.get("word_embed_proj_dim", default=hidden) != hidden:
+        raise SpecError(f"{config.name}: embeddings narrower than hidden_size (word_embed_proj_dim) are not supported")
+    return embedding_block(vocab=config.size("vocab_size"), hidden=hidden, extra=extra)
+
+
+def standard_epilogue(config: ConfigView, *, tied: bool) -> Block:
+    """Final norm, head and loss."""
+    bias = config.flag("lm_head_bias", default=bool(config.trait("head_bias", default=False)))
+    vocab, hidden = config.size("vocab_size"), config.size("hidden_size")
+    return head_block(vocab=vocab, hidden=hidden, tied=tied, bias=bias, final_norm=final_norm(config))
+
+
+def per_layer_input(config: ConfigView) -> tuple[Op, ...]:
+    """The gated input that small models add to every layer from a table of its own (``hidden_size_per_layer_input``)."""
+    width = config.count("hidden_size_per_layer_input")
+    if not width:
+        return ()
+    h, p = hidden_axis(config.size("hidden_size")), Axis("latent", width)
+    return (
+        linear("per_layer_input_gate", h, [("per_layer_input_gate", p)], component="other"),
+        Elementwise("per_layer_input", role="gate", reads=(p, p), writes=(p,), saved=(p, p)),
+        linear("per_layer_output", p, [("per_layer_projection", h)], component="other"),
+        norm("post_per_layer_input_norm", h),
+        residual("per_layer_residual", h),
+    )
+
+
+def layer_value(config: ConfigView, field: str, layer: int) -> Any:
+    """A field's value in one layer: an entry of ``per_layer_config``, of a list, or the one value for all; None if absent."""
+    overrides = config.raw("per_layer_config")
+    if isinstance(overrides, dict):
+        for key in (str(layer), f"{layer:02d}", f"{layer:03d}"):
+            own = overrides.get(key)
+            if isinstance(own, dict) and own.get(field) is not None:
+                return own[field]
+    return config.per_layer(field, layer=layer)
+
+
+def reuses_cache(config: ConfigView, layer: int) -> bool:
+    """Whether a layer attends to an earlier layer's keys and values (the last ``num_kv_shared_layers``)."""
+    shared = config.count("num_kv_shared_layers")
+    return shared > 0 and layer >= config.size("num_hidden_layers") - shared
+
+
+def mlp_bias(config: ConfigView) -> bool:
+    """Whether the feed-forward's matrices have biases."""
+    default = bool(config.trait("mlp_bias", default=False))
+    switch = config.trait("bias_field")
+    if switch is not None:
+        default = config.flag(str(switch), default=default)
+    return config.flag("mlp_bias", "add_bias_linear", default=default)
 
 
 def num_experts(config: ConfigView) -> int:
@@ -99,7 +173,7 @@ def num_experts(config: ConfigView) -> int:
 
 def is_expert_layer(config: ConfigView, layer: int) -> bool:
     """Whether a layer holds routed experts, by the first of the fields that says so; all do when none does."""
-    if not num_experts(config):
+    if not num_experts(config) or config.raw("enable_moe_block") is False:
         return False
     listed = config.get("mlp_layer_types", "is_moe_layer")
     if isinstance(listed, list):
@@ -115,7 +189,7 @@ def is_expert_layer(config: ConfigView, layer: int) -> bool:
         return layer in indices
     if layer in (config.get("mlp_only_layers") or ()):
         return False
-    start = config.count("first_k_dense_replace", "moe_layer_start_index")
+    start = config.count("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
     end = config.get("moe_layer_end_index")
     if layer < start or (isinstance(end, int) and end >= 0 and layer > end):
         return False

@@ -6,7 +6,18 @@ from autoparallel_core.errors import SpecError
 from autoparallel_core.spec.arch import Block
 from autoparallel_core.spec.blocks import mlp_block
 from autoparallel_core.spec.config import ConfigView
-from autoparallel_core.spec.standard import ffn_claim, is_expert_layer, is_gated, layer_norms, num_experts
+from autoparallel_core.spec.op import Axis, Bare, Op, Weight
+from autoparallel_core.spec.standard import (
+    ffn_claim,
+    is_expert_layer,
+    is_gated,
+    layer_norms,
+    layer_value,
+    mlp_bias,
+    num_experts,
+    per_layer_input,
+    reuses_cache,
+)
 
 
 def dense(config: ConfigView, layer: int) -> Block | None:
@@ -18,21 +29,33 @@ def dense(config: ConfigView, layer: int) -> Block | None:
         hidden=config.size("hidden_size"),
         intermediate=width(config, layer),
         gated=is_gated(config),
-        bias=config.flag("mlp_bias", "add_bias_linear", default=bool(config.trait("mlp_bias", default=False))),
-        module=str(config.trait("module", default="mlp")),
+        bias=mlp_bias(config),
         norms=layer_norms(config, "ffn"),
+        inner_norm=config.trait("mlp_inner_norm"),
+        extra=(*_scalars(config), *per_layer_input(config)),
         specificity=specificity,
     )
 
 
 def width(config: ConfigView, layer: int) -> int:
-    """Intermediate width of a dense layer: a number, or one per layer; four times hidden where the type says so."""
-    names = ("dense_intermediate_size", "intermediate_size_mlp") if num_experts(config) else ()
-    v = config.per_layer(*names, "intermediate_size", layer=layer)
+    """Intermediate width of a dense layer: a number, or one per layer; a multiple of hidden where the type says so."""
+    v = None
+    if num_experts(config):
+        v = config.get("dense_intermediate_size", "intermediate_size_mlp")
+    if v is None:
+        v = layer_value(config, "intermediate_size", layer)
     if v is None and config.trait("ffn_multiplier") is not None:
         v = int(config.trait("ffn_multiplier") * config.size("hidden_size"))
     if v is None:
         config.require("intermediate_size")
     if isinstance(v, bool) or not isinstance(v, int) or v < 1:
         raise SpecError(f"{config.name}: config field 'intermediate_size' must be a positive integer, not {v!r}")
-    return v
+    return 2 * v if config.flag("use_double_wide_mlp") and reuses_cache(config, layer) else v
+
+
+def _scalars(config: ConfigView) -> tuple[Op, ...]:
+    """Learned scalars of the activation."""
+    n = config.trait("mlp_scalars", default=0)
+    if not n:
+        return ()
+    return (Bare("activation_scalars", weights=(Weight("mlp.act_fn", (Axis("latent", int(n)),), "mlp", linear=False),)),)

@@ -14,7 +14,7 @@ from autoparallel_gqa.families import family
 
 @hookimpl
 def parse_family(config: ConfigView) -> Mapping[str, Mapping[str, Any]] | None:
-    return family(config.model_type)
+    return family(config)
 
 
 @hookimpl

@@ -15,33 +15,25 @@ _LAYER_TYPES: dict[str, Kind] = {
     "chunked_attention": "chunked",
 }  # fmt: skip
 
-
-def listed_kind(config: ConfigView, layer: int) -> str | None:
-    """The entry of ``layer_types`` (or ``layers_block_type``) for a layer, None when the config has no such list."""
-    kinds = config.get("layer_types", "layers_block_type")
-    if kinds is None:
-        return None
-    if not isinstance(kinds, list):
-        raise SpecError(f"{config.name}: config field 'layer_types' must be a list, not {kinds!r}")
-    if layer >= len(kinds):
-        raise SpecError(f"{config.name}: layer_types lists {len(kinds)} layers, but the model has more")
-    return str(kinds[layer])
+_WINDOW = ("sliding_window", "sliding_window_size", "window_size", "local_attention_window")
 
 
 def attention_kind(config: ConfigView, layer: int) -> Kind | None:
     """Full, sliding or chunked; None when the layer is said to be no softmax attention."""
-    listed = listed_kind(config, layer)
+    if isinstance(config.raw("attn_type_list"), list) and config.per_layer("attn_type_list", layer=layer) == 0:
+        return None
+    listed = config.per_layer("layer_types", "attention_layers", layer=layer)
     if listed is not None:
-        return _LAYER_TYPES.get(listed)
+        return _listed(config, str(listed))
     how = config.trait("window", default="declared")
     if how == "rope":
         return "chunked" if config.get("attention_chunk_size") is not None and _uses_rope(config, layer) else "full"
-    if config.get("sliding_window", "sliding_window_size") is None or config.raw("use_sliding_window") is False:
+    flags = config.raw("hybrid_layer_pattern") or config.raw("sliding_window_indices")
+    if isinstance(flags, list) and layer < len(flags):
+        return "sliding" if flags[layer] else "full"
+    if config.get(*_WINDOW) is None or config.raw("use_sliding_window") is False:
         return "full"
-    indices = config.raw("sliding_window_indices")
-    if isinstance(indices, list):
-        return "sliding" if config.per_layer("sliding_window_indices", layer=layer) else "full"
-    if (pattern := config.get("sliding_window_pattern")) is not None:
+    if (pattern := config.get("sliding_window_pattern", "global_attn_every_n_layers")) is not None:
         return "sliding" if _in_pattern(config, pattern, layer) else "full"
     if how == "alternate":
         return "sliding" if layer % 2 == 0 else "full"
@@ -52,6 +44,18 @@ def attention_kind(config: ConfigView, layer: int) -> Kind | None:
         return "sliding" if config.raw("use_sliding_window") and start is not None and layer >= start else "full"
     config.note("sliding_window is set, but no field says which layers use it: full attention assumed in all")
     return "full"
+
+
+def window_tokens(config: ConfigView) -> int:
+    """Length of the sliding window."""
+    return config.size(*_WINDOW)
+
+
+def _listed(config: ConfigView, kind: str) -> Kind | None:
+    found = _LAYER_TYPES.get(kind)
+    if found == "sliding" and config.get(*_WINDOW) is None:
+        raise SpecError(f"{config.name}: layer_types names sliding layers, but sliding_window is not given")
+    return found
 
 
 def _in_pattern(config: ConfigView, pattern: object, layer: int) -> bool:
