@@ -127,7 +127,7 @@ def curve_s(curve: CollectiveCurve, n_bytes: Array, share: float) -> Array:
     inside = (n_bytes >= x[0]) & (n_bytes <= x[-1])
     between = np.exp(np.interp(np.log(np.maximum(n_bytes, 1.0)), np.log(x), np.log(y)))
     below = np.where(n_bytes < x[0], y[0], np.maximum(line, y[-1]))
-    return np.where(inside, between, below)
+    return np.asarray(np.where(inside, between, below))
 
 
 def _nearest(curves: tuple[CollectiveCurve, ...], ranks: float) -> tuple[CollectiveCurve, ...]:

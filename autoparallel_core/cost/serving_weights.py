@@ -11,7 +11,7 @@ import numpy as np
 from attrs import frozen
 
 from autoparallel_core.cost.serving_policy import dtype_bytes, model_dtype, stored_format
-from autoparallel_core.spec.op import Attention, ExpertGemm
+from autoparallel_core.spec.op import Attention, ExpertGemm, Gemm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -62,18 +62,26 @@ def block_bytes(problem: Problem, mesh: ServingMesh, block: Block) -> Array:
 
 
 def absorbed_bytes(problem: Problem, mesh: ServingMesh, block: Block) -> Array:
-    """The per-head halves of a latent attention's up-projection, kept beside it in the model's dtype.
+    """What absorbed decoding keeps beside a latent attention's up-projection (DeepSeek-V2, arXiv 2405.04434, section 2.1.2).
 
-    Decoding absorbs them into the query and the output (DeepSeek-V2, arXiv 2405.04434, section 2.1.2):
-    rank × heads/tp × (key width without rotary + value width) elements.
+    Split: rank × heads/tp × (key width without rotary + value width) elements in the model's dtype. Fused: query input ×
+    heads/tp × rank and heads/tp × rank × hidden elements, and the rotary part of the query projection again.
     """
     total = np.zeros(len(mesh))
     for op in block.ops:
-        if isinstance(op, Attention) and op.latent and op.latent_v and op.v_width:
-            rotary = op.latent - op.latent_v
-            heads = mesh.local(op.heads) / op.heads.width
-            total += op.latent_v * heads * (op.heads.width - rotary + op.v_width)
-    return total * dtype_bytes(model_dtype(problem))
+        # keys expanded per query head are what an up-projection makes; a shared latent without one has nothing to absorb
+        if not (isinstance(op, Attention) and op.latent and op.latent_v and op.v_width and op.kv_heads.name == "heads"):
+            continue
+        rotary = op.latent - op.latent_v
+        heads = mesh.local(op.heads) / op.heads.width
+        if mesh.policy.absorbed_copies == "split":
+            elements = op.latent_v * heads * (op.heads.width - rotary + op.v_width)
+            total += elements * dtype_bytes(model_dtype(problem))
+        else:
+            query = next(q for q in block.ops if isinstance(q, Gemm) and op.heads in q.n)
+            elements = heads * (op.latent_v * (query.k.size + problem.arch.hidden_size) + rotary * query.k.size)
+            total += elements * stored_format(problem, query, query.weights[0]).bytes_per_param
+    return total
 
 
 def stage_weights(problem: Problem, mesh: ServingMesh, sizes: tuple[int, ...]) -> StageWeights:
@@ -97,10 +105,11 @@ def stage_weights(problem: Problem, mesh: ServingMesh, sizes: tuple[int, ...]) -
     if arch.tied_embeddings and P > 1:
         ends[:, -1] += table
     causes["weights: embedding and head"] = ends
-    if policy.absorbed_copies and copies.any():
+    if policy.absorbed_copies != "none" and copies.any():
         causes["weights: absorbed projections"] = copies
     if arch.towers:
-        causes["weights: towers"] = _at(0, _layers_bytes(problem, mesh, arch.towers), P)
+        towers = _layers_bytes(problem, mesh, arch.towers)
+        causes["weights: towers"] = _at(0, towers / mesh.tp if policy.towers_sharded else towers, P)
     if arch.mtp and problem.inference.accepted_length > 1:
         causes["weights: draft layers"] = _at(P - 1, _layers_bytes(problem, mesh, arch.mtp), P)
     if policy.rotary_cache and (elements := arch.fact(ROTARY_FACT)):

@@ -19,6 +19,7 @@ from autoparallel_core.cost.layer import CAUSES, LayerCost, layer_cost
 from autoparallel_core.cost.pipeline import bubble_s, in_flight
 from autoparallel_core.cost.recompute import Recompute
 from autoparallel_core.cost.stages import StageLayout, stage_layout
+from autoparallel_core.ops.collectives import Network
 from autoparallel_core.ops.mesh import KEYS, Mesh
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.strategy import StrategyBatch
@@ -313,12 +314,12 @@ def _gradient_seconds(
     trained = 0.0 if hw.frozen_weights else 1.0
     dense, expert = stages.slowest_dense[of_row], stages.slowest_expert[of_row]
     grad, param = c("dp_grad_bytes"), c("dp_param_bytes")
-    scatter = reduce_s(net, dense, grad, groups.dense_size, groups.dense_stride)
-    scatter = (scatter + reduce_s(net, expert, grad, groups.expert_size, groups.expert_stride)) * trained
-    gather = reduce_s(net, dense, param, groups.dense_size, groups.dense_stride)
-    gather = (gather + reduce_s(net, expert, param, groups.expert_size, groups.expert_stride)) * trained
+    whole = _reduce_all(net, dense, expert, groups, grad) * trained
+    scatter = _reduce_sharded(net, dense, expert, groups, grad) * trained
+    gather = reduce_s(net, dense, param, groups.shard, groups.dense_stride) * trained
+    gather = gather + reduce_s(net, expert, param, groups.expert_shard, groups.expert_stride) * trained
     backward, forward = stages.slowest_backward[of_row], stages.slowest_forward[of_row]
-    plain = zero_exposed_s(problem, 2 * scatter, backward)
+    plain = zero_exposed_s(problem, whole, backward)
     zero1 = zero_exposed_s(problem, scatter, backward) + zero_exposed_s(problem, gather, forward)
     zero2 = zero_exposed_s(problem, scatter, backward) * m + zero_exposed_s(problem, gather, forward)
     out = {"dp_comm": np.select([zero == 0, zero == 1, zero == 2], [plain, zero1, zero2], 0.0)}
@@ -326,6 +327,24 @@ def _gradient_seconds(
     rows = np.flatnonzero(zero == 3)
     if len(rows):
         out["fsdp_comm"][rows] = _fsdp_seconds(problem, hw, batch.take(rows), of_row[rows], stages, m[rows])
+    return out
+
+
+def _reduce_all(net: Network, dense: Array, expert: Array, groups: Groups, n_bytes: float) -> Array:
+    """All-reduce of the gradients over all replicas."""
+    out = 2 * reduce_s(net, dense, n_bytes, groups.dense_size, groups.dense_stride)
+    return out + 2 * reduce_s(net, expert, n_bytes, groups.expert_size, groups.expert_stride)
+
+
+def _reduce_sharded(net: Network, dense: Array, expert: Array, groups: Groups, n_bytes: float) -> Array:
+    """Reduce-scatter inside the shard group, then all-reduce of the shard across the groups (hybrid sharding)."""
+    out = np.zeros(len(dense))
+    for params, size, stride, shard in (
+        (dense, groups.dense_size, groups.dense_stride, groups.shard),
+        (expert, groups.expert_size, groups.expert_stride, groups.expert_shard),
+    ):
+        out = out + reduce_s(net, params, n_bytes, shard, stride)
+        out = out + 2 * reduce_s(net, params / shard, n_bytes, size / shard, stride * shard)
     return out
 
 

@@ -76,8 +76,14 @@ class ServingPolicy:
     """Rows of embedding and head are padded to a multiple of this, and of this times tp where tp would not divide it."""
     spread_over_attention_dp: tuple[Component, ...] = ()
     """Dense parts that are sharded over tp and attention dp together instead of replicated per attention rank."""
-    absorbed_copies: bool = True
-    """Latent attention keeps its up-projection twice: as loaded, and split in the model's dtype for absorbed decoding."""
+    absorbed_copies: Literal["none", "split", "fused"] = "split"
+    """What latent attention keeps beside its up-projection for absorbed decoding.
+
+    split: the two per-head halves, in the model's dtype; fused: their products with the query and output projections,
+    stored like those.
+    """
+    towers_sharded: bool = True
+    """Vision and audio towers are split over tp; otherwise every rank holds them whole."""
     rotary_cache: bool = True
     """A table of sines and cosines over all positions is kept per GPU."""
     mixed_cache: Literal["grouped", "pools", "uniform"] = "uniform"

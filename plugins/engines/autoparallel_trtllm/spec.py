@@ -27,6 +27,7 @@ POLICIES = (
         page_tokens=32,
         layer_split="first",
         pad_vocabulary_to=1,
+        towers_sharded=False,
         mixed_cache="uniform",
         alignments=MXFP4,
     ),

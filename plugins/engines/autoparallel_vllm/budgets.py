@@ -76,6 +76,10 @@ BUDGETS = (
            0.25 * GIB, graphs_counted=True, fixed_bytes=0.02 * GIB),
 )  # fmt: skip
 
+PIXEL_BYTES_PER_TOKEN = 28 * 28 * 3 * 2.0
+"""Pixels behind one token of an image, in 16 bit: 2×2 merged patches of 14×14. The profiled step holds the images, and
+the embeddings they became, of as many tokens as a step has."""
+
 CHUNKED_ABOVE_V0 = 32768
 """Before V1, contexts longer than this run with chunked prefill of 2048 tokens; shorter ones prefill a whole prompt at
 once (vllm/engine/arg_utils.py of 0.7)."""
@@ -121,12 +125,14 @@ def reserved_bytes(problem: Problem, batch: StrategyBatch) -> Mapping[str, Float
     experts = _expert_workspaces(problem, min(tokens, EXPERT_CHUNK), tp * batch.attn_dp / batch.ep) * width
     kept = experts if b.expert_workspace == "kept" else np.zeros(len(batch))
     layer = layer if b.expert_workspace == "kept" else np.maximum(layer, 4 * hidden + experts)
+    vision = tokens * (arch.hidden_size * width + PIXEL_BYTES_PER_TOKEN) if arch.towers else 0.0
     sampler = scheduler_limits(problem).max_num_seqs * arch.vocab_size * (b.logit_bytes + width) if b.logit_bytes else 0.0
     sampler += b.hidden_copies * hidden + b.fixed_bytes
     causes = {
         "activation: step": layer,
         "activation: sampler@last": np.maximum(sampler - layer, 0.0),
         "activation: expert workspaces": kept,
+        "activation: encoder inputs and outputs@first": np.full(len(batch), vision),
         "non_torch": _non_torch(problem, batch, b, hidden),
     }
     if b.graphs_counted:

@@ -59,7 +59,7 @@ MARLIN_MXFP4_ALL = (
 
 POLICIES = (
     _policy(None, "0.8", "V0 engine: vllm/distributed/utils.py before PR 13839", layer_split="last", mixed_cache="uniform",
-            scheduler=SCHEDULER_V0, absorbed_copies=False),
+            scheduler=SCHEDULER_V0, absorbed_copies="fused"),
     _policy("0.8", "0.10", "vllm/v1/core/kv_cache_utils.py before the hybrid allocator", mixed_cache="uniform"),
     _policy("0.10", "0.11", "vllm/v1/core/kv_cache_utils.py, hybrid allocator; Marlin for MXFP4", alignments=MARLIN_MXFP4_ALL),
     _policy("0.11", "0.17", "vllm/v1/core/kv_cache_utils.py", alignments=HOPPER_MXFP4 + BLACKWELL_MXFP4 + MARLIN_MXFP4),
