@@ -168,11 +168,11 @@ class Host(HookCalls):
             out.append((implementation.info, result))
         return out
 
-    def implementation(self, plugin: PluginInfo, hook: str) -> Callable[..., Any]:
-        """The function with which a plugin implements a hook. Raises LookupError when it does not."""
+    def implementation(self, plugin: PluginInfo, hook: str) -> Implementation:
+        """How one plugin implements a hook; called with a mapping of arguments. Raises LookupError when it does not."""
         for i in self._group(plugin.kind).implementations.get(hook, ()):
             if i.info.name == plugin.name:
-                return i.function
+                return i
         raise LookupError(f"{plugin} does not implement hook {hook}")
 
     def first(self, group: str, hook: str, **arguments: Any) -> Any | None:

@@ -60,7 +60,7 @@ def _cases(module: Any, argument: str) -> list[tuple[str, Any]]:
     if argument == "gpu":
         return [(n, g) for n, g in host().gpus().items() if host().provider("gpus", n).name in mine]
     if argument == "model_plugin":
-        return [(n, n) for n in sorted(mine)]
+        return [(p.name, p) for p in _plugins(module, kind)]
     if argument == "catalogue_entry":
         return [(n, (n, c)) for n, c in host().catalogue().items() if host().provider("catalogue", n).name in mine]
     specs = [s for s in host().engines().values() if host().provider("engines", s.name).name in mine]
@@ -89,7 +89,7 @@ def test_plugin_loads_and_implements_hooks(plugin: PluginInfo) -> None:
 
 def test_plugin_is_documented(plugin: PluginInfo) -> None:
     """The module says what it is for."""
-    functions = [host().implementation(plugin, hook) for hook in plugin.hooks]
+    functions = [host().implementation(plugin, hook).function for hook in plugin.hooks]
     undocumented = sorted(
         {m.__name__ for f in functions if (m := inspect.getmodule(f)) is not None and not (m.__doc__ or "").strip()}
     )
@@ -126,15 +126,17 @@ def test_engine_answers_only_about_itself(engine_problem: Any) -> None:
     _expect_none(engines.foreign_complaints(host(), provider, engine_problem))
 
 
-def test_model_plugin_claims_nothing_of_a_stranger(model_plugin: str) -> None:
+def test_model_plugin_claims_nothing_of_a_stranger(model_plugin: PluginInfo) -> None:
     """None for a config that says nothing."""
     _expect_none(models.stranger_complaints(host(), model_plugin))
 
 
-def test_model_plugin_is_pure_and_builds_sound_blocks(model_plugin: str, request: pytest.FixtureRequest) -> None:
+def test_model_plugin_is_pure_and_builds_sound_blocks(model_plugin: PluginInfo, request: pytest.FixtureRequest) -> None:
     """Same config, same blocks; distinct names and real sizes inside them."""
-    configs: dict[str, Mapping[str, Any]] = {**_known_to(model_plugin, host()), **getattr(request.module, "CONFIGS", {})}
-    _expect_none([c for name, config in configs.items() for c in models.config_complaints(host(), model_plugin, config, name)])
+    configs: dict[str, Mapping[str, Any]] = {**_known_to(model_plugin.name, host()), **getattr(request.module, "CONFIGS", {})}
+    _expect_none(
+        [c for name, config in configs.items() for c in models.config_complaints(host(), model_plugin.name, config, name)]
+    )
 
 
 def _known_to(plugin: str, plugins: Host) -> dict[str, Mapping[str, Any]]:

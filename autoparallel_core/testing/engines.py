@@ -120,12 +120,13 @@ class Recorder:
 
 
 def costs_seen(host: Host, problem: Problem, batch: StrategyBatch) -> Mapping[str, NDArray[np.float64]]:
-    """The seconds by cause that the evaluation hands to ``adjust_cost``, float64[S] each."""
+    """The seconds by cause that the evaluation hands to ``adjust_cost`` (or would), float64[S] each."""
     from autoparallel_core.search.evaluate import evaluate
 
     recorder = Recorder(host)
-    evaluate(problem, batch, recorder)  # type: ignore[arg-type]  # the recorder answers as the host does
-    seen: Mapping[str, NDArray[np.float64]] = recorder.calls["adjust_cost"][0]["cost"]
+    evaluation = evaluate(problem, batch, recorder)  # type: ignore[arg-type]  # the recorder answers as the host does
+    asked = recorder.calls.get("adjust_cost")
+    seen: Mapping[str, NDArray[np.float64]] = asked[0]["cost"] if asked else evaluation.seconds
     return seen
 
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from autoparallel_core.errors import AutoparallelError
 from autoparallel_core.spec.arch import Block, Layer, ModelArch
 from autoparallel_core.spec.config import ConfigView
 
 if TYPE_CHECKING:
     from autoparallel_core.host import Host
+    from autoparallel_core.plugin_loading import PluginInfo
 
-STRANGER: Mapping[str, Any] = {"model_type": "a-type-of-nobody", "architectures": ["NobodyForCausalLM"]}
-"""A config without sizes: no plugin can claim a layer of it."""
+STRANGER: Mapping[str, Any] = {
+    "model_type": "a-type-of-nobody",
+    "architectures": ["NobodyForCausalLM"],
+    "hidden_size": 4096,
+    "num_hidden_layers": 2,
+    "vocab_size": 32000,
+}
+"""A config that says nothing of any layer's parts: no plugin can claim one."""
 
 
 def block_complaints(block: Block) -> list[str]:
@@ -76,16 +84,20 @@ def config_complaints(host: Host, plugin: str, config: Mapping[str, Any], name: 
     return [f"{name}: {c}" for c in dict.fromkeys(out)]
 
 
-def stranger_complaints(host: Host, plugin: str) -> list[str]:
-    """A plugin must claim nothing of a config that says nothing."""
+def stranger_complaints(host: Host, plugin: PluginInfo) -> list[str]:
+    """A plugin must claim nothing of a model type it does not know and whose fields say nothing of its parts."""
     out = []
     for hook, extra in (("parse_family", {}), ("parse_mixer", {"layer": 0}), ("parse_ffn", {"layer": 0}), ("parse_extras", {})):
+        if hook not in plugin.hooks:
+            continue
         view = ConfigView(STRANGER, name="stranger")
-        out += [
-            f"{hook} claims part of a config without a single size"
-            for info, result in host.call("models", hook, config=view, **extra)
-            if info.name == plugin and result
-        ]
+        try:
+            if host.implementation(plugin, hook)({"config": view, **extra}):
+                out.append(
+                    f"{hook} claims part of a model of unknown type '{STRANGER['model_type']}' without any field of its own"
+                )
+        except AutoparallelError as e:
+            out.append(f"{hook} refuses a model that is not its own: {e}")
     return out
 
 
