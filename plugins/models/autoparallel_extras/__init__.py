@@ -17,8 +17,6 @@ def parse_extras(config: ConfigView) -> Mapping[str, Sequence[Layer]] | None:
     found = reading.find_towers(config)
     if found:
         extras["towers"] = reading.tower_layers(found)
-    if (prologue := reading.prologue_with(config, found)) is not None:
-        extras["prologue"] = (prologue,)
     if config.trait("mtp") != "own" and (blocks := mtp.layers(config)):
         extras["mtp"] = blocks
     return extras or None

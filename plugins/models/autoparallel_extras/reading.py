@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autoparallel_core.spec.arch import Block, Layer
-from autoparallel_core.spec.blocks import embedding_block
 from autoparallel_core.spec.config import ConfigView
 from autoparallel_core.spec.op import Axis, Bare, Component, Weight
 from autoparallel_extras import towers
@@ -78,17 +77,10 @@ def _tower(config: ConfigView, model_type: str, part: Part, name: str, hidden: i
 
 
 def tower_layers(found: tuple[Tower, ...]) -> tuple[Layer, ...]:
-    """One layer per tower, holding its parameters without a price."""
-    return tuple(Layer((Block(t.kind, (_bare(t.kind, t.modules, "tower"),)),)) for t in found)
-
-
-def prologue_with(config: ConfigView, found: tuple[Tower, ...]) -> Layer | None:
-    """The embedding together with the projectors of the towers; None when there are no projectors."""
-    sizes = {k: n for t in found for k, n in t.projector.items()}
-    if not sizes:
-        return None
-    projector = _bare("projector", sizes, "other")
-    return Layer((embedding_block(vocab=config.size("vocab_size"), hidden=config.size("hidden_size"), extra=(projector,)),))
+    """One layer per tower, holding its parameters without a price; its projector is no tower component."""
+    return tuple(
+        Layer((Block(t.kind, (_bare(t.kind, t.modules, "tower"), _bare("projector", t.projector, "other"))),)) for t in found
+    )
 
 
 def _bare(name: str, sizes: Mapping[str, int], component: Component) -> Bare:

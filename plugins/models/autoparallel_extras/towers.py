@@ -1,8 +1,8 @@
 """Vision and audio encoders: how many parameters they hold, by the layout of each family's checkpoint.
 
-Towers are counted and reported apart; what connects them to the language model (a projector with its own module) is
-counted with the language model's embedding, as its checkpoints and the reference library group it. Each function maps
-a ``vision_config`` to the parameters of its modules.
+Towers are counted and reported apart; what connects them to the language model (a projector with its own module) counts
+with the language model, as checkpoints and the reference library group it. Each function maps a ``vision_config`` to
+the parameters of its modules.
 """
 
 from __future__ import annotations
