@@ -115,7 +115,7 @@ class _Best:
         if len(rows):
             fitting = e.batch.take(rows)
             self.top.add(fitting, score[rows])
-            self.front.add(fitting, score[rows], e.capacity_bytes - e.reserved_bytes[rows])
+            self.front.add(fitting, score[rows], _margin(self.problem, e)[rows])
         elif not self.fitting:
             out = np.flatnonzero(~e.fits)
             self.miss.add(e.batch.take(out), _excess(self.problem, e)[out], score[out])
@@ -139,7 +139,7 @@ class _Best:
 def _score(problem: Problem, e: Evaluation) -> FloatArray:
     """What is ranked, larger is better.
 
-    Throughput per GPU of the cluster, idle ones included (a deployment need not use them all); for the goal
+    Throughput per GPU of the cluster, idle ones included (instances need not use them all); for the goal
     ``latency`` the negative end-to-end seconds of one request, for ``cost`` the throughput per GPU in use.
     """
     if problem.mode == "training":
@@ -148,15 +148,22 @@ def _score(problem: Problem, e: Evaluation) -> FloatArray:
     if goal == "latency":
         return -np.asarray(e.serving["ttft_s"] + (problem.inference.osl - 1) * e.serving["tpot_s"])
     if goal == "cost":
-        return e.tokens_per_s_per_gpu
-    b = e.batch
-    return e.tokens_per_s_per_gpu * ((b.tp * b.attn_dp * b.pp * b.dp) / problem.cluster.n_gpus)
+        b = e.batch
+        return e.tokens_per_s_per_gpu * (problem.cluster.n_gpus / (b.tp * b.attn_dp * b.pp * b.dp))
+    return e.tokens_per_s_per_gpu
+
+
+def _margin(problem: Problem, e: Evaluation) -> FloatArray:
+    """Room to spare: free bytes per GPU; in serving, where the cache takes all of them, requests that it holds."""
+    if problem.mode == "inference":
+        return np.asarray(e.serving["max_concurrency"], dtype=np.float64)
+    return e.capacity_bytes - e.reserved_bytes
 
 
 def _excess(problem: Problem, e: Evaluation) -> FloatArray:
     """Need over offer of the scarcer of GPU and host memory."""
     host = e.host_bytes_per_node / problem.cluster.host_memory_bytes_per_node
-    return np.maximum(e.reserved_bytes / e.capacity_bytes, host)
+    return np.asarray(np.maximum(e.reserved_bytes / e.capacity_bytes, host))
 
 
 def _plans(problem: Problem, batch: StrategyBatch, host: Host | None, price: Evaluate) -> list[Plan]:

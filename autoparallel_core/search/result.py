@@ -131,7 +131,10 @@ class SearchResult:
     problem: Problem
     plans: tuple[Plan, ...]
     pareto: tuple[Plan, ...] = ()
-    """Non-dominated in (throughput, memory margin), best throughput first."""
+    """Non-dominated in (throughput, memory margin), best throughput first, thinned evenly over the margin.
+
+    In serving the cache takes all free memory; there the margin is the number of requests that it holds.
+    """
     enumerated: int = 0
     """Strategies of the space after divisibility."""
     evaluated: int = 0

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from autoparallel_core.cost.constants import core_constants
 from autoparallel_core.spec.arch import Layer, ModelArch
 from autoparallel_core.spec.blocks import attention_block, embedding_block, head_block, mla_block, mlp_block, moe_block
 from autoparallel_core.spec.cluster import Cluster, Gpu, Tier
@@ -83,6 +84,7 @@ def gpu(**changes: Any) -> Gpu:
         "nic_bytes_per_s": 50e9,
         "gpus_per_node": 8,
         "host_memory_bytes_per_node": 2e12,
+        "training": {"hbm": 0.84, "gemm_bf16": 0.75, "attention_fused": 0.57},
     }
     return Gpu(**fields | changes)
 
@@ -103,7 +105,7 @@ def training(
     arch: ModelArch, n_gpus: int, *, seq: int = 4096, batch: int = 1024, engine: EngineSpec = ENGINE, **workload: Any
 ) -> Problem:
     work = TrainingWorkload(seq_len=seq, global_batch_size=batch, **workload)
-    return Problem(arch, cluster(n_gpus), work, engine, engine.default_version)
+    return Problem(arch, cluster(n_gpus), work, engine, engine.default_version, constants=core_constants())
 
 
 def inference(
