@@ -42,7 +42,7 @@ class CollectiveCurve:
     knots: tuple[tuple[float, float], ...] = ()
     """Measured (bytes, seconds) in rising order where the two-parameter curve is off by more than a tenth.
 
-    Interpolate in the logarithms inside; outside, the curve holds.
+    ``ops.curves.curve_seconds`` interpolates in the logarithms; below the first its time holds, above the last its rate.
     """
 
 

@@ -1,0 +1,347 @@
+"""What derive_efficiency.py fits to which table: shapes to FLOPs, bytes and messages."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from operator_tables import L2_BYTES, Table, Tables, median_over_sources
+from roofline_fit import Curve, Roofline, fit_curve, fit_roofline
+
+AIC = "aiconfigurator tables"
+INFERSIM = "InferSim tables"
+
+DTYPES = {  # table's name: our key, dtype of the peak, bytes per weight
+    "bfloat16": ("bf16", "bf16", 2.0),
+    "fp8": ("fp8", "fp8", 1.0),
+    "fp8_static": ("fp8", "fp8", 1.0),
+    "fp8_block": ("fp8_block", "fp8", 1.0),
+    "nvfp4": ("fp4", "fp4", 0.5625),
+    "sq": ("int8", "int8", 1.0),
+    "int8_wo": ("int8_wo", "bf16", 1.0),
+    "int4_wo": ("int4_wo", "bf16", 0.5),
+    "w4a16_mxfp4": ("mxfp4_wo", "bf16", 0.53125),
+    "w4a8_mxfp4_mxfp8": ("mxfp4_fp8", "fp8", 0.53125),
+}
+EXPERT_PEERS = {  # pooled: the sample has too few rows per GPU
+    "H100 SXM": ("H100 SXM", "H200 SXM"),
+    "H200 SXM": ("H100 SXM", "H200 SXM"),
+    "B200 SXM": ("B200 SXM", "GB200"),
+    "GB200": ("B200 SXM", "GB200"),
+    "B300 SXM": ("B300 SXM", "GB300"),
+    "GB300": ("B300 SXM", "GB300"),
+}
+BLACKWELL = ("B200 SXM", "GB200", "B300 SXM", "GB300")
+EXPERT_PAD_TOKENS = 20.0
+"""Token slots that a touched expert's last tile leaves empty, on average."""
+EXPERT_SKEW = 0.7
+"""Share of a batch that routing treats as independent draws, for the number of experts touched (power-law loads)."""
+HOST_BOUND_S = 60e-6
+"""A kernel with a fixed time above this was launched eagerly; the tables time its host."""
+MESSAGES = (*(2**k for k in range(13, 27)), 2**28, 2**30)
+NCCL = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all"}
+MLA_QK, MLA_V, MLA_LATENT, MLA_LATENT_V = 192, 128, 576, 512
+
+
+@dataclass
+class Preset:
+    """What the fits need of one data file."""
+
+    path: Path
+    operator_name: str
+    peak: Mapping[str, float]
+    bandwidth: float
+
+    @classmethod
+    def read(cls, path: Path) -> Preset | None:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        name = raw.get("operator_data")
+        return cls(path, name, raw["peak_flops"], raw["hbm_bytes_per_s"]) if name else None
+
+
+# -- matrix products ------------------------------------------------------------------------------------------------
+
+
+def gemm(p: Preset, tables: Tables) -> Iterator[tuple[str, Roofline, str]]:
+    table = tables.of("gemm", p.operator_name)
+    for key in dict.fromkeys(k for k, _, _ in DTYPES.values()):
+        names = [n for n, (k, _, _) in DTYPES.items() if k == key]
+        _, dtype, width = DTYPES[names[0]]
+        rows = table.where(lambda r, names=names: r["gemm_dtype"] in names)
+        if len(rows) and dtype in p.peak:
+            rows = median_over_sources(rows, ("m", "n", "k"), "latency_ms")
+            yield key, _gemm(p, rows, dtype, width, "latency_ms", 1e-3), f"{AIC}, GEMM, median of engines"
+    if p.operator_name in ("H20", "H800"):
+        rows = tables.of("infersim_gemm", p.operator_name)
+        for key in ("fp8", "fp8_block"):
+            yield key, _gemm(p, rows, "fp8", 1.0, "latency_us", 1e-6), f"{INFERSIM}, fp8 GEMM"
+
+
+def _gemm(p: Preset, rows: Table, dtype: str, width: float, latency: str, unit: float) -> Roofline:
+    m, n, k, t = rows.number("m", "n", "k", latency)
+    traffic = n * k * width + 2 * m * (k + n)
+    keep = _not_cached(p, traffic, t * unit)
+    return fit_roofline((2 * m * n * k / p.peak[dtype])[keep], (traffic / p.bandwidth)[keep], (t * unit)[keep])
+
+
+def _not_cached(p: Preset, traffic: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """All rows, unless some beat the memory: then only those whose operands exceed the second-level cache."""
+    if np.mean(seconds < traffic / p.bandwidth) < 0.01:
+        return np.ones(len(traffic), bool)
+    return traffic > L2_BYTES.get(p.operator_name, 126e6)
+
+
+def expert_gemm(p: Preset, tables: Tables, presets: Mapping[str, Preset]) -> Iterator[tuple[str, Roofline, str]]:
+    """Grouped GEMMs of one rank that holds all experts.
+
+    With skewed routing over several ranks the tables measure the most loaded rank, whose tokens they do not state.
+    """
+    if p.operator_name in ("H20", "H800"):
+        yield from _infersim_experts(p, tables)
+        return
+    for name, (key, dtype, width) in DTYPES.items():
+        if dtype not in p.peak:
+            continue
+        own = EXPERT_PEERS.get(p.operator_name, (p.operator_name,))
+        pools = (own, BLACKWELL) if p.operator_name in BLACKWELL else (own,)
+        for peers in pools:
+            known = [presets[n] for n in peers if n in presets]
+            parts = [_expert_times(peer, tables.of("moe_sample", peer.operator_name), name, dtype, width) for peer in known]
+            f, b, t = (np.concatenate(column) for column in zip(*parts, strict=True))
+            if len(t) >= (20 if len(pools) > 1 else 12):
+                fit = fit_roofline(f, b, t, softness=0.2, fixed_up_to_s=100e-6)
+                if fit.median_error < 0.3:
+                    yield key, fit, f"{AIC}, grouped expert GEMM of {', '.join(peers)}"
+                break
+
+
+def _infersim_experts(p: Preset, tables: Tables) -> Iterator[tuple[str, Roofline, str]]:
+    flops_s, bytes_s, seconds = [], [], []
+    for file in ("infersim_grouped_gemm_prefill", "infersim_grouped_gemm_decode"):
+        rows = tables.of(file, p.operator_name)
+        local, tokens, h, f, up, down = rows.number(
+            "num_local_experts", "tokens_per_expert", "hidden_size", "intermediate_size", "up_proj_us", "down_proj_us"
+        )
+        touched = np.where(tokens >= 4, local, local * (1 - np.exp(-tokens)))  # few tokens per expert miss some
+        flops_s.append(6 * (local * tokens + EXPERT_PAD_TOKENS * touched) * h * f / p.peak["fp8"])
+        bytes_s.append((3 * touched * h * f + 4 * local * tokens * (h + f)) / p.bandwidth)
+        seconds.append((up + down) * 1e-6)
+    fit = fit_roofline(*(np.concatenate(x) for x in (flops_s, bytes_s, seconds)), softness=0.2, fixed_up_to_s=100e-6)
+    yield "fp8_block", fit, f"{INFERSIM}, grouped expert GEMM"
+
+
+def _expert_times(p: Preset, table: Table, name: str, dtype: str, width: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rows = table.where(
+        lambda r: (
+            r["moe_dtype"] == name and float(r["moe_ep_size"]) == 1 and float(r["inter_size"]) / float(r["moe_tp_size"]) >= 256
+        )
+    )
+    if not len(rows):
+        return np.empty(0), np.empty(0), np.empty(0)
+    m, h, f, top_k, experts, tp, t = rows.number(
+        "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "latency_ms"
+    )
+    f /= tp
+    matrices = 3.0 - np.char.find(rows.text("kernel_source"), "nongated").astype(bool).__invert__()  # two without a gate
+    draws = np.where(rows.text("distribution") == "balanced", m, 1 + EXPERT_SKEW * (m - 1))
+    touched = experts * (1 - (1 - top_k / experts) ** draws)
+    flops = 2 * matrices * (m * top_k + EXPERT_PAD_TOKENS * touched) * h * f
+    traffic = touched * matrices * h * f * width + 4 * m * top_k * (h + f)
+    useful = 2 * matrices * m * top_k * h * f
+    t = t * 1e-3
+    possible = t >= useful / p.peak[dtype]
+    return (flops / p.peak[dtype])[possible], (traffic / p.bandwidth)[possible], t[possible]
+
+
+# -- attention ------------------------------------------------------------------------------------------------------
+
+
+def attention(p: Preset, tables: Tables) -> Iterator[tuple[str, Roofline, str]]:
+    yield from _prefill(p, tables)
+    yield from _decode(p, tables)
+    yield from _latent(p, tables)
+    if p.operator_name in ("H20", "H800"):
+        yield from _infersim(p, tables)
+
+
+def _prefill(p: Preset, tables: Tables) -> Iterator[tuple[str, Roofline, str]]:
+    table = tables.of("context_attention", p.operator_name).where(lambda r: r["kernel_source"] != "triton")
+    for key, dtype, kv in (("prefill", "bfloat16", "bfloat16"), ("prefill_fp8", "fp8", "fp8")):
+        rows = table.where(lambda r, d=dtype, kv=kv: r["attn_dtype"] == d and r["kv_cache_dtype"] == kv)
+        if len(rows) < 20:
+            continue
+        b, s, h, g, d, past, t = rows.number(
+            "batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "step", "latency_ms"
+        )
+        width = 1.0 if kv == "fp8" else 2.0
+        flops = 4 * b * h * d * (s * s / 2 + s * past)
+        traffic = 4 * b * s * h * d + 2 * b * (s + past) * g * d * width
+        fit = fit_roofline(flops / p.peak["fp8" if dtype == "fp8" else "bf16"], traffic / p.bandwidth, t * 1e-3)
+        if fit.median_error < 0.25:
+            yield key, fit, f"{AIC}, causal prefill attention"
+
+
+def _decode(p: Preset, tables: Tables) -> Iterator[tuple[str, Roofline, str]]:
+    table = tables.of("generation_attention", p.operator_name).where(lambda r: r["kernel_source"] != "triton")
+    for key, kv, width in (("decode", "bfloat16", 2.0), ("decode_fp8", "fp8", 1.0)):
+        rows = table.where(lambda r, kv=kv: r["kv_cache_dtype"] == kv)
+        if len(rows) < 20:
+            continue
+        b, n, h, g, d, t = rows.number("batch_size", "kv_len", "num_heads", "num_key_value_heads", "head_dim", "latency_ms")
+        traffic = 2 * b * n * g * d * width
+        keep = _not_cached(p, traffic, t * 1e-3)
+        flops = 4 * b * h * d * n
+        fit = fit_roofline((flops / p.peak["bf16"])[keep], (traffic / p.bandwidth)[keep], (t * 1e-3)[keep])
+        yield key, fit, f"{AIC}, decode attention"
+
+
+def _latent(p: Preset, tables: Tables) -> Iterator[tuple[str, Roofline, str]]:
+    """MLA: prefill in the expanded form (192 + 128 wide heads), decode in the absorbed one (576 + 512).
+
+    Kernels differ several times over (some run prefill absorbed, some dequantise the cache), so each is fitted alone.
+    """
+    for key, file, kv, width in (
+        ("mla_prefill", "context_mla_sample", "bfloat16", 2.0),
+        ("mla_prefill_fp8", "context_mla_sample", "fp8", 1.0),
+        ("mla_decode", "generation_mla_sample", "bfloat16", 2.0),
+        ("mla_decode_fp8", "generation_mla_sample", "fp8", 1.0),
+    ):
+        rows = tables.of(file, p.operator_name).where(lambda r, kv=kv: r["kv_cache_dtype"] == kv)
+        fits = {k[0]: _latent_fit(p, kernel, decode="decode" in key, width=width) for k, kernel in rows.groups("kernel_source")}
+        fits = {k: f for k, f in fits.items() if f.rows >= 20 and f.fixed_s < HOST_BOUND_S}
+        if fits:
+            kernel, best = max(fits.items(), key=lambda item: _speed(item[1]))
+            if best.median_error < 0.4:
+                yield key, best, f"{AIC}, MLA {'decode' if 'decode' in key else 'prefill'}, fastest kernel '{kernel}'"
+
+
+def _latent_fit(p: Preset, rows: Table, *, decode: bool, width: float) -> Roofline:
+    b, s, h, past, t = rows.number("batch_size", "isl", "num_heads", "step", "latency_ms")
+    if decode:
+        flops = 2 * b * h * (MLA_LATENT + MLA_LATENT_V) * (past + 1)
+        traffic = b * (past + 1) * MLA_LATENT * width + 2 * b * h * (MLA_LATENT + MLA_LATENT_V)
+    else:
+        flops = b * h * (MLA_QK + MLA_V) * s * s
+        traffic = 4 * b * s * h * (MLA_QK + MLA_V)
+    keep = _not_cached(p, traffic, t * 1e-3)
+    return fit_roofline((flops / p.peak["bf16"])[keep], (traffic / p.bandwidth)[keep], (t * 1e-3)[keep], fixed_up_to_s=200e-6)
+
+
+def _speed(f: Roofline) -> float:
+    """What tells two kernels apart: the product of the two efficiencies, over the fixed time."""
+    return f.compute * f.memory / (f.fixed_s + 20e-6)
+
+
+def _infersim(p: Preset, tables: Tables) -> Iterator[tuple[str, Roofline, str]]:
+    rows = tables.of("infersim_mha_decode", p.operator_name).where(lambda r: r["kv_dtype"] == "bf16")
+    shape = np.array([[float(x) for x in r["case"].split("-")] for r in rows.rows])  # heads-kv_heads-head_dim
+    b, n, t = rows.number("batch_size", "kv_len", "latency_us")
+    h, g, d = shape.T
+    traffic, flops = 4 * b * n * g * d, 4 * b * h * d * n
+    keep = _not_cached(p, traffic, t * 1e-6)
+    fit = fit_roofline((flops / p.peak["bf16"])[keep], (traffic / p.bandwidth)[keep], (t * 1e-6)[keep])
+    yield "decode", fit, f"{INFERSIM}, decode attention"
+    rows = tables.of("infersim_mla_decode", p.operator_name)
+    b, n, t = rows.number("batch_size", "kv_len", "latency_us")
+    flops, traffic = 2 * b * 128 * (MLA_LATENT + MLA_LATENT_V) * n, 2 * b * n * MLA_LATENT
+    fit = fit_roofline(flops / p.peak["bf16"], traffic / p.bandwidth, t * 1e-6)
+    yield "mla_decode", fit, f"{INFERSIM}, MLA decode, 128 heads"
+    rows = tables.of("infersim_mha_prefill", p.operator_name)
+    if len(rows):
+        shape = np.array([[float(x) for x in r["case"].split("-")] for r in rows.rows])
+        s, t = rows.number("seq_len", "latency_us")
+        h, g, d = shape.T
+        fit = fit_roofline(4 * h * d * s * s / 2 / p.peak["bf16"], (4 * s * h * d + 4 * s * g * d) / p.bandwidth, t * 1e-6)
+        yield "prefill", fit, f"{INFERSIM}, causal prefill attention"
+
+
+# -- collectives ----------------------------------------------------------------------------------------------------
+
+
+def collectives(p: Preset, tables: Tables) -> Iterator[tuple[str, Curve, str]]:
+    nccl = tables.of("collectives_nccl_intranode", p.operator_name).where(lambda r: r["nccl_dtype"] == "half")
+    for (op, ranks_text), rows in nccl.groups("op_name", "num_gpus"):
+        ranks = int(ranks_text)
+        share = (2 if op == "all_reduce" else 1) * (ranks - 1) / ranks
+        yield NCCL[op], _message_curve(rows, ranks, share, "bytes", 1.0), f"{AIC}, NCCL, 16 bit"
+    custom = tables.of("collectives_custom_allreduce", p.operator_name).where(lambda r: not r["backend"].endswith("eager"))
+    for (ranks_text,), rows in custom.groups("num_gpus"):
+        ranks = int(ranks_text)
+        share = 2 * (ranks - 1) / ranks
+        yield "all_reduce_custom", _message_curve(rows, ranks, share, "message_elements", 2.0), f"{AIC}, engines' all-reduce"
+    yield from _exchange(p, tables)
+
+
+def _message_curve(rows: Table, ranks: int, share: float, column: str, width: float) -> Curve:
+    rows = median_over_sources(rows, (column,), "latency_ms")
+    size, t = rows.number(column, "latency_ms")
+    return fit_curve(ranks, share, size * width, t * 1e-3, knots=MESSAGES)
+
+
+def _exchange(p: Preset, tables: Tables) -> Iterator[tuple[str, Curve, str]]:
+    """Dispatch (fp8) and combine (16 bit) of tokens. A rank gets one copy of a token whichever of its experts want it:
+    n(1−(1−1/n)^k) copies; the low-latency kernels send one per expert."""
+    file = "moe_a2a_wideep_deepep_normal_perf"
+    for name, rows, ranks in _nodes(tables.of(file, p.operator_name).where(lambda r: int(r["dispatch_sms"]) >= 20), "DeepEP"):
+        m, h, top_k, send, notify, back, notify_back = rows.number(
+            "num_token", "hidden_size", "num_topk", "dispatch_transmit_us", "dispatch_notify_us", "combine_transmit_us",
+            "combine_notify_us",
+        )  # fmt: skip
+        copies = ranks * (1 - (1 - 1 / ranks) ** top_k)
+        share = (ranks - 1) / ranks
+        yield "dispatch", fit_curve(ranks, share, m * copies * h, (send + notify) * 1e-6), f"{AIC}, {name} normal, fp8"
+        yield "combine", fit_curve(ranks, share, 2 * m * copies * h, (back + notify_back) * 1e-6), f"{AIC}, {name} normal, 16 bit"
+    file = "moe_a2a_wideep_deepep_ll_perf"
+    for name, rows, ranks in _nodes(tables.of(file, p.operator_name), "DeepEP"):
+        m, h, top_k, send, back = rows.number("num_token", "hidden_size", "num_topk", "dispatch_avg_t_us", "combine_avg_t_us")
+        share = (ranks - 1) / ranks
+        yield "dispatch_low_latency", fit_curve(ranks, share, m * top_k * h, send * 1e-6), f"{AIC}, {name} low latency, fp8"
+        yield "combine_low_latency", fit_curve(ranks, share, 2 * m * top_k * h, back * 1e-6), f"{AIC}, {name} low latency, 16 bit"
+    table = tables.of("moe_a2a_trtllm_alltoall_perf", p.operator_name)
+    for (op, ranks_text), rows in table.groups("op_name", "moe_ep_size"):
+        kind = {"alltoall_dispatch": "dispatch", "alltoall_combine": "combine"}.get(op)
+        if kind is None:
+            continue
+        ranks = int(ranks_text)
+        m, h, top_k, t = rows.number("num_tokens", "hidden_size", "topk", "latency")
+        width = np.array([{"bfloat16": 2.0, "fp8": 1.0, "nvfp4": 0.5625}[d] for d in rows.text("moe_dtype")])
+        if kind == "combine":
+            width = np.full_like(width, 2.0)
+        copies = ranks * (1 - (1 - 1 / ranks) ** top_k)
+        curve = fit_curve(ranks, (ranks - 1) / ranks, m * copies * h * width, t * 1e-3)
+        yield kind, curve, f"{AIC}, TensorRT-LLM all-to-all over NVLink"
+
+
+def _nodes(table: Table, name: str) -> Iterator[tuple[str, Table, int]]:
+    for (nodes,), rows in table.groups("node_num"):
+        if len(rows) >= 8:
+            yield name, rows, 8 * int(nodes)
+
+
+# -- fixed times ----------------------------------------------------------------------------------------------------
+
+
+def fixed_seconds(p: Preset, tables: Tables) -> Iterator[tuple[str, float, str]]:
+    """Times of one layer's decode kernels at batch sizes where nothing but launches counts."""
+    for key, file, kernels in (
+        ("gated_delta_decode_s", "gdn_sample", ("causal_conv1d_update", "gated_delta_rule")),
+        ("kda_decode_s", "kda_sample", ("causal_conv1d_update", "kda")),
+    ):
+        table = tables.of(file, p.operator_name).where(lambda r: r["phase"] == "generation" and float(r["batch_size"]) <= 16)
+        parts = [table.where(lambda r, k=k: k in r["kernel_source"]) for k in kernels]
+        if all(len(x) >= 3 for x in parts):
+            total = sum(float(np.median(x.number("latency_ms")[0])) for x in parts) * 1e-3
+            yield key, total, f"{AIC}, medians of {' + '.join(kernels)} at batch up to 16, {sum(map(len, parts))} rows"
+    table = tables.of("dsa_generation_module_sample", p.operator_name).where(
+        lambda r: r["fw"] == "sglang" and float(r["batch_size"]) <= 8 and float(r["step"]) <= 32768
+    )
+    whole = table.where(lambda r: "_dsa_indexer" in r["kernel_source"])
+    without = table.where(lambda r: "skip_indexer" in r["kernel_source"])
+    if len(whole) >= 5 and len(without) >= 5:
+        t, rest = (float(np.median(x.number("latency_ms")[0])) * 1e-3 for x in (whole, without))
+        source = f"{AIC}, sparse-attention module at batch up to 8, {len(whole) + len(without)} rows"
+        yield "sparse_attention_decode_s", t, f"{source}: whole module with its projections"
+        yield "sparse_indexer_decode_s", max(t - rest, 0.0), f"{source}: with less without indexer"
