@@ -59,5 +59,7 @@ def _width(view: ConfigView, kind: str, parameters: Mapping[str, Any]) -> int:
         head = hidden // heads if isinstance(heads, int) and heads > 0 and isinstance(hidden, int) else 0
     share = parameters.get("partial_rotary_factor")
     if share is None:
-        share = next((v for n in ("partial_rotary_factor", "rotary_pct", "rotary_percent") if (v := view.raw(n)) is not None), 1.0)
+        share = next(
+            (v for n in ("partial_rotary_factor", "rotary_pct", "rotary_percent") if (v := view.raw(n)) is not None), 1.0
+        )
     return int(head * share) if isinstance(share, int | float) else head

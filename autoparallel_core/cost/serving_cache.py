@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from autoparallel_core.cost.serving_policy import dtype_bytes, kv_dtype, model_dtype
+from autoparallel_core.cost.serving_policy import kv_dtype, model_dtype
+from autoparallel_core.spec.dtypes import dtype_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -124,7 +124,7 @@ class ServingMemory:
 
 def cause_kind(cause: str) -> str:
     """``activation: logits@last`` is of kind ``activation``; unknown kinds are ``other``."""
-    word = cause.split("@")[0].split(":")[0].strip()
+    word = cause.partition("@")[0].partition(":")[0].strip()
     return word if word in CAUSES else "other"
 
 
@@ -145,8 +145,8 @@ def serving_memory(problem: Problem, batch: StrategyBatch, host: MemoryHook) -> 
         worst = np.argmin(stages.tokens, axis=1)
         pick = (np.arange(len(index)), worst)
 
-        def put(name: str, values: Array, index: Array = index) -> None:
-            rows.setdefault(name, np.zeros(S))[index] = values
+        def put(name: str, values: Array, where: NDArray[np.int64] = index) -> None:
+            rows.setdefault(name, np.zeros(S))[where] = values
 
         for kind in (*CAUSES, "other"):
             put(kind, stages.kind(kind)[pick])

@@ -41,8 +41,8 @@ class ServingMesh:
 
     @classmethod
     def of(cls, batch: StrategyBatch, policy: ServingPolicy, architecture: str = "") -> ServingMesh:
-        f = [batch.columns[k].astype(np.float64) for k in KEYS]
-        return cls(*f, policy=policy, architecture=architecture.lower())
+        tp, attn_dp, ep = (batch.columns[k].astype(np.float64) for k in KEYS)
+        return cls(tp, attn_dp, ep, policy, architecture.lower())
 
     def __len__(self) -> int:
         return len(self.tp)

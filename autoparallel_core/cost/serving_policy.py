@@ -9,12 +9,12 @@ from autoparallel_core.spec.quantization import FORMATS, WeightFormat, weight_fo
 from autoparallel_core.spec.serving import SchedulerDefaults, ServingPolicy
 
 if TYPE_CHECKING:
+    from packaging.version import Version
+
     from autoparallel_core.spec.op import Op, Weight
     from autoparallel_core.spec.problem import Problem
 
-DTYPE_BYTES = {"fp32": 4.0, "float32": 4.0, "bf16": 2.0, "bfloat16": 2.0, "fp16": 2.0, "float16": 2.0, "int8": 1.0, "fp8": 1.0,
-               "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "fp4": 0.5, "nvfp4": 0.5625, "mxfp4": 0.53125}  # fmt: skip
-"""Bytes per element, scales included."""
+PLAIN = ("fp32", "fp16", "bf16")
 
 ON_THE_FLY = frozenset({"attention", "mlp", "experts", "shared_experts", "mtp"})
 """Components whose matrices an engine quantises while loading; tables, heads, routers and towers stay as they are."""
@@ -43,7 +43,7 @@ def policy_for(problem: Problem) -> ServingPolicy:
     raise SpecError(f"{problem.engine.name} {problem.engine_version} has no memory policy; there are some for {ranges}")
 
 
-def _version(text: str):  # type: ignore[no-untyped-def]  # noqa: ANN202 - packaging is imported where it is needed
+def _version(text: str) -> Version:
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -52,19 +52,19 @@ def _version(text: str):  # type: ignore[no-untyped-def]  # noqa: ANN202 - packa
         raise SpecError(f"engine version '{text}' is not a version number such as 0.12.1") from None
 
 
-def dtype_bytes(name: str) -> float:
-    """Bytes of one cached or stored element. Raises SpecError naming the known dtypes."""
-    key = name.lower()
-    if key not in DTYPE_BYTES:
-        raise SpecError(f"unknown dtype '{name}'; known: {', '.join(sorted(DTYPE_BYTES))}")
-    return DTYPE_BYTES[key]
+def asked_format(problem: Problem) -> str | None:
+    """Weight format that the user or a run record asks for instead of the checkpoint's.
+
+    The workload's ``settings`` name any format (``weights = int4_g128``); ``precision`` those that GEMMs compute in.
+    """
+    return dict(problem.inference.settings).get("weights") or problem.inference.precision
 
 
 def model_dtype(problem: Problem) -> str:
     """What the unquantised parts of the model are stored in: ``fp32``, ``fp16`` or ``bf16``."""
-    asked = problem.inference.precision
-    if asked in ("fp32", "fp16", "bf16"):
-        return asked
+    asked = asked_format(problem)
+    if asked in PLAIN:
+        return str(asked)
     return problem.arch.weight_dtype if problem.arch.weight_dtype in FORMATS else "bf16"
 
 
@@ -81,9 +81,9 @@ def stored_format(problem: Problem, op: Op, weight: Weight) -> WeightFormat:
 
     16- and 32-bit precisions undo the checkpoint's quantisation; others quantise what engines quantise while loading.
     """
-    asked = problem.inference.precision
+    asked = asked_format(problem)
     plain = FORMATS[model_dtype(problem)]
-    if asked is None or asked in ("fp32", "fp16", "bf16"):
+    if asked is None or asked in PLAIN:
         return plain if weight.format is None or asked else weight_format(weight.format)
     if weight.format is not None or (weight.linear and weight.component in ON_THE_FLY and not getattr(op, "precise", False)):
         return weight_format(asked) if weight.linear else plain

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from autoparallel_core.cost.serving_policy import dtype_bytes, model_dtype, stored_format
+from autoparallel_core.cost.serving_policy import model_dtype, stored_format
+from autoparallel_core.spec.dtypes import dtype_bytes
 from autoparallel_core.spec.op import Attention, ExpertGemm, Gemm
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def split_layers(layers: int, stages: int, rule: str) -> tuple[int, ...]:
         sizes[-1] += rest
     else:
         for i in range(rest):
-            sizes[-(i + 2) if rule == "inner" else i] += 1
+            sizes[{"inner": -(i + 2), "trailing": -(i + 1)}.get(rule, i)] += 1
     return tuple(sizes)
 
 

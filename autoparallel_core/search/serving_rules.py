@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autoparallel_core.cost.serving_policy import asked_format
 from autoparallel_core.search.common_rules import instead, product_text, simple
 from autoparallel_core.search.facts import is_moe, once_per_model
 from autoparallel_core.spec.quantization import weight_format
@@ -85,7 +86,8 @@ def attention_dp_needs_experts(source: str, *, rule_id: str = "attention dp need
         rule_id,
         lambda p, s: (s.attn_dp > 1) & (not is_moe(p.arch)),
         lambda p, s: (
-            f"attention dp {s.attn_dp} shares experts between ranks, but {p.arch.name} has none; use dp {s.dp * s.attn_dp} instances"
+            f"attention dp {s.attn_dp} shares experts between ranks, but {p.arch.name} has none; "
+            f"use dp {s.dp * s.attn_dp} instances"
         ),
         source,
         modes=SERVING,
@@ -172,8 +174,8 @@ def asked_precision_aligned(
     """As ``quantised_width_aligned`` for a precision the user asks for instead of the checkpoint's."""
 
     def block(p: Problem) -> int:
-        asked = p.inference.precision
-        return 1 if asked in (None, "bf16", "fp16", "fp32") else weight_format(str(asked)).block or 1
+        asked = asked_format(p)
+        return 1 if asked is None else weight_format(asked).block or 1
 
     def hit(width: tuple[str, int, str, bool], p: Problem, s: Any) -> Any:
         d = _cut(width[0], s, dense)
@@ -189,7 +191,10 @@ def asked_precision_aligned(
     def sentence(p: Problem, s: Strategy) -> str:
         w = next(w for w in sharded_widths(p.arch) if hit(w, p, s))
         d = _cut(w[0], s, dense)
-        return f"{w[2]} of width {w[1]} gives {w[1] / d:g} on each of {d} ranks, not a multiple of the {p.inference.precision} block {block(p)}"
+        return (
+            f"{w[2]} of width {w[1]} gives {w[1] / d:g} on each of {d} ranks, "
+            f"not a multiple of the {asked_format(p)} block {block(p)}"
+        )
 
     return simple(rule_id, bad, sentence, source, modes=SERVING, **bounds)
 

@@ -69,9 +69,9 @@ class ServingPolicy:
     scheduler: tuple[SchedulerDefaults, ...] = ()
     """Tried in order."""
     page_tokens: int = 16
-    layer_split: Literal["first", "inner", "last"] = "first"
-    """Which pipeline stages get the layers that do not divide: the first ones, the last but one and those before it,
-    or all of them the last."""
+    layer_split: Literal["first", "inner", "trailing", "last"] = "first"
+    """Which pipeline stages get the layers that do not divide: one each the first ones, the last but one and those
+    before it, or the trailing ones; or all of them the last."""
     pad_vocabulary_to: int = 1
     """Rows of embedding and head are padded to a multiple of this, and of this times tp where tp would not divide it."""
     spread_over_attention_dp: tuple[Component, ...] = ()

@@ -47,7 +47,7 @@ def reserved_bytes(problem: Problem, batch: StrategyBatch) -> Mapping[str, Float
         chunk = float(scheduler_limits(problem).max_num_batched_tokens)
         activation, graphs = _by_limits(device, chunk, group, batch.pp.astype(np.float64), batch.attn_dp.astype(np.float64))
     else:
-        activation, graphs = _by_device(device, group * batch.pp, batch.attn_dp), np.zeros(len(batch))
+        activation, graphs = _by_device(device, group * batch.pp, batch.attn_dp.astype(np.float64)), np.zeros(len(batch))
     speculation = 2048.0 if problem.inference.accepted_length > 1 else 0.0
     return {
         "activation": (activation + speculation) * MIB,

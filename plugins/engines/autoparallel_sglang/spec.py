@@ -35,17 +35,14 @@ POLICIES = (
         memory_fraction=None,
         scheduler=SCHEDULER,
         page_tokens=1,
-        layer_split="first",
+        layer_split="trailing",
         pad_vocabulary_to=64,
         spread_over_attention_dp=("mlp", "shared_experts", "head"),
         mixed_cache="pools",
         window_pool_ratio=0.8,
         state_pool_ratio=0.9,
         alignments=MXFP4,
-        notes=(
-            "dense feed-forwards, shared experts and the head are sharded over tp and attention dp together "
-            "(moe_dense_tp_size and enable_dp_lm_head at their defaults)",
-        ),
+        notes=("moe_dense_tp_size and enable_dp_lm_head at their defaults: dense layers and head use all ranks",),
     ),
 )
 

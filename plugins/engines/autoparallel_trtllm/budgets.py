@@ -39,7 +39,8 @@ def reserved_bytes(problem: Problem, batch: StrategyBatch) -> Mapping[str, Float
     """
     import numpy as np
 
-    from autoparallel_core.cost.serving_policy import dtype_bytes, model_dtype, scheduler_limits
+    from autoparallel_core.cost.serving_policy import model_dtype, scheduler_limits
+    from autoparallel_core.spec.dtypes import dtype_bytes
 
     arch, limits = problem.arch, scheduler_limits(problem)
     width = dtype_bytes(model_dtype(problem))

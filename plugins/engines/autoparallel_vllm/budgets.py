@@ -72,8 +72,8 @@ BUDGETS = (
            fixed_bytes=0.02 * GIB),
     Budget("0.18", "0.20", "start-up logs of 0.18.0 and 0.19.0 on H100", 12.5, 1.5, "kept", 0.25 * GIB, graphs_counted=False,
            fixed_bytes=0.02 * GIB),
-    Budget("0.20", None, "as 0.19; graphs are estimated and reserved by default (vllm/v1/worker/gpu_worker.py)", 12.5, 1.5, "kept",
-           0.25 * GIB, graphs_counted=True, fixed_bytes=0.02 * GIB),
+    Budget("0.20", None, "as 0.19; graphs are estimated and reserved by default (vllm/v1/worker/gpu_worker.py)", 12.5, 1.5,
+           "kept", 0.25 * GIB, graphs_counted=True, fixed_bytes=0.02 * GIB),
 )  # fmt: skip
 
 PIXEL_BYTES_PER_TOKEN = 28 * 28 * 3 * 2.0
@@ -113,7 +113,8 @@ def reserved_bytes(problem: Problem, batch: StrategyBatch) -> Mapping[str, Float
     """Bytes per GPU that are neither weights nor cache, by cause: float64[S]."""
     import numpy as np
 
-    from autoparallel_core.cost.serving_policy import dtype_bytes, model_dtype, scheduler_limits
+    from autoparallel_core.cost.serving_policy import model_dtype, scheduler_limits
+    from autoparallel_core.spec.dtypes import dtype_bytes
 
     b = budget_for(problem.engine_version)
     arch, tokens = problem.arch, step_tokens(problem)
@@ -154,7 +155,14 @@ def _non_torch(problem: Problem, batch: StrategyBatch, b: Budget, hidden: float)
 def _widest_ffn(problem: Problem) -> int:
     """Widest dense feed-forward of the model, 0 when every layer is sparse."""
     return max(
-        (a.size for layer in set(problem.arch.layers) for op in layer.ops if isinstance(op, Gemm) for a in op.n if a.name == "ffn"),
+        (
+            a.size
+            for layer in set(problem.arch.layers)
+            for op in layer.ops
+            if isinstance(op, Gemm)
+            for a in op.n
+            if a.name == "ffn"
+        ),
         default=0,
     )
 
