@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 from autoparallel_core.cli.flags import add_problem_flags
 from autoparallel_core.cli.hosting import host_of, print_warnings
 from autoparallel_core.cli.values import whole
+from autoparallel_core.errors import Infeasible
 
 if TYPE_CHECKING:
     from autoparallel_core.cli.options import Question
     from autoparallel_core.search.min_nodes import MinNodes
     from autoparallel_core.search.result import SearchResult
-
-NOTHING_FITS = 3
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +27,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search, print, and return 0, or 3 when nothing fits."""
+    """Search and print. Raises Infeasible (exit code 3) when nothing fits."""
     from autoparallel_core.cli.options import Question
     from autoparallel_core.cli.progress import Progress
     from autoparallel_core.search.api import search
@@ -44,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
             result = search(question.problem(), planner=args.planner or "grid", top=args.top, host=host, progress=progress)
         if not result.fitting and found is None:
             found = _min_nodes(question, progress, up_to_asked=False)
-    _print(args, question, result, found)
     print_warnings(host)
-    return 0 if result.fitting else NOTHING_FITS
+    _print(args, question, result, found)
+    return 0
 
 
 def _min_nodes(question: Question, progress: Any, *, up_to_asked: bool) -> MinNodes:
@@ -65,6 +64,7 @@ def _min_nodes(question: Question, progress: Any, *, up_to_asked: bool) -> MinNo
 
 
 def _print(args: argparse.Namespace, question: Question, result: SearchResult, found: MinNodes | None) -> None:
+    """Print the answer. Raises Infeasible, after printing, when nothing fits."""
     from autoparallel_core.models import describe
     from autoparallel_core.report.answer import print_answer, print_nothing_fits
     from autoparallel_core.report.console import make_console
@@ -73,12 +73,14 @@ def _print(args: argparse.Namespace, question: Question, result: SearchResult, f
     from autoparallel_core.report.missing import min_nodes_document, min_nodes_line, what_is_missing
 
     model = describe(question.arch)
+    missing = [] if result.fitting else what_is_missing(result, found)
     if args.json:
         nodes = min_nodes_document(found) if found else None
-        print_json(result_document(result, model, pareto=args.pareto, min_nodes=nodes))
-        return
-    console = make_console()
-    if result.fitting:
-        print_answer(console, result, model["parameters"], pareto=args.pareto, min_nodes=min_nodes_line(found) if found else None)
+        print_json(result_document(result, model, pareto=args.pareto, min_nodes=nodes, missing=missing))
+    elif result.fitting:
+        line = min_nodes_line(found) if found else None
+        print_answer(make_console(), result, model["parameters"], pareto=args.pareto, min_nodes=line)
     else:
-        print_nothing_fits(console, result, model["parameters"], what_is_missing(result, found))
+        print_nothing_fits(make_console(), result, model["parameters"], missing)
+    if not result.fitting:
+        raise Infeasible(f"nothing fits: {'; '.join(missing)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autoparallel_core.cli.flags import add_problem_flags
@@ -27,6 +28,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Explain one strategy. Raises RuleViolation (exit code 3) after listing the rules that it breaks."""
     from autoparallel_core.cli.options import Question
     from autoparallel_core.models import describe
     from autoparallel_core.report import explain as report
@@ -34,70 +36,73 @@ def run(args: argparse.Namespace) -> int:
     from autoparallel_core.report.inventory import print_json
     from autoparallel_core.search.neighbours import neighbours
 
+    if args.strategy is not None and args.planner:
+        raise SpecError("--planner chooses a strategy and --strategy gives one; give one of them")
     host = host_of(args)
     question = Question(args, host)
     problem = question.problem()
-    plan, chosen = _plan(args, problem, host)
-    changes = neighbours(problem, plan.strategy, host)
     model = describe(question.arch)
+    if args.strategy is not None:
+        plan, chosen = _given(args, problem, host, model), "as given"
+    else:
+        plan, chosen = _best(args, problem, host)
+    changes = neighbours(problem, plan.strategy, host)
     if args.json:
         print_json(report.explanation_document(problem, model, plan, changes, sources=args.sources))
     else:
         rows = report.source_rows(problem) if args.sources else ()
-        extra = [("Strategy", chosen)]
+        extra = [("Strategy", f"{plan.strategy} · {chosen}")]
         report.print_explanation(make_console(), problem, model["parameters"], plan, changes, extra=extra, sources=rows)
     print_warnings(host)
     return 0
 
 
-def _plan(args: argparse.Namespace, problem: Problem, host: Host) -> tuple[Plan, str]:
-    """The plan to explain and how it was chosen."""
+def _best(args: argparse.Namespace, problem: Problem, host: Host) -> tuple[Plan, str]:
+    """The best plan that the search finds and how it was chosen. Raises Infeasible when none is legal."""
     from autoparallel_core.cli.progress import Progress
     from autoparallel_core.search.api import search
-    from autoparallel_core.search.explain import explain_strategy
-    from autoparallel_core.spec.strategy import parse_strategy
 
-    if args.strategy is not None:
-        if args.planner:
-            raise SpecError("--planner chooses a strategy and --strategy gives one; give one of them")
-        strategy = parse_strategy(args.strategy)
-        check(problem, strategy, host)
-        return explain_strategy(problem, strategy, host), f"as given: {strategy}"
     with Progress() as progress:
         result = search(problem, planner=args.planner or "grid", top=1, host=host, progress=progress)
     if result.plans and result.fitting:
         return result.plans[0], f"the best of {result.fitting:,} that fit, by the {result.planner} planner"
     if result.nearest_miss is None:
-        raise Infeasible(
-            f"no strategy is legal on {problem.cluster.n_gpus:,} GPUs, so that there is none to explain; give --strategy"
-        )
+        raise Infeasible(f"no strategy is legal on {problem.cluster.n_gpus:,} GPUs, so there is none to explain; give --strategy")
     return result.nearest_miss, "nothing fits; this one misses by least"
 
 
-def check(problem: Problem, strategy: Strategy, host: Host) -> None:
-    """Refuse a strategy for another number of GPUs, or one that breaks rules of the engine.
+def _given(args: argparse.Namespace, problem: Problem, host: Host, model: Mapping[str, Any]) -> Plan:
+    """The plan of ``--strategy``.
 
     Raises:
-        SpecError: the degrees do not multiply to the cluster.
-        RuleViolation: with every violated rule.
+        SpecError: it cannot be read, or its degrees do not multiply to the cluster.
+        RuleViolation: it breaks rules of the engine; they have been printed.
     """
+    from autoparallel_core.report import illegal as report
+    from autoparallel_core.report.inventory import print_json
+    from autoparallel_core.search.explain import explain_strategy
     from autoparallel_core.search.rules import rules_for, violations
+    from autoparallel_core.spec.strategy import parse_strategy
 
+    strategy = parse_strategy(args.strategy)
     have = problem.cluster.n_gpus
     if strategy.world != have:
         raise SpecError(
             f"--strategy '{strategy}' is for {strategy.world} GPUs and the cluster has {have}; {_dp_hint(strategy, have)}"
         )
     broken = violations(problem, strategy, rules_for(problem, host))
-    if broken:
-        found = "; ".join(f"({i}) {v.sentence} [{v.source}]" for i, v in enumerate(broken, start=1))
-        plural = "rules" if len(broken) > 1 else "rule"
-        version = f"{problem.engine.name} {problem.engine_version}"
-        raise RuleViolation(f"'{strategy}' breaks {len(broken)} {plural} of {version}: {found}")
+    if not broken:
+        return explain_strategy(problem, strategy, host)
+    if args.json:
+        print_json(report.violations_document(problem, model, strategy, broken))
+    else:
+        report.print_violations(problem, model["parameters"], strategy, broken)
+    plural = "rules" if len(broken) > 1 else "rule"
+    raise RuleViolation(f"'{strategy}' breaks {len(broken)} {plural} of {problem.engine.name} {problem.engine_version}")
 
 
 def _dp_hint(strategy: Strategy, have: int) -> str:
     rest = strategy.world // strategy.dp
     if have % rest == 0:
         return f"with dp{have // rest} it would fill them"
-    return f"give dp and a cluster of a multiple of {rest} GPUs, or --n-gpus {strategy.world}"
+    return f"without dp it takes {rest}, which does not divide {have}; --n-gpus {strategy.world} would do"

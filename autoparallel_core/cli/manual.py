@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from attrs import evolve
+
 from autoparallel_core.cli.flags import MANUAL
 from autoparallel_core.errors import SpecError
 
@@ -22,6 +24,7 @@ _FIELDS = {
 }
 """Config fields whose name is not the flag's."""
 _NEEDED = ("hidden_size", "num_layers", "num_heads", "vocab_size")
+_ASSUMED = "a model by hand has gated feed-forwards, RMS norms, no biases, a separate output matrix, 16-bit weights"
 _TOGETHER = (
     ("num_experts", "num_experts_per_tok", "expert_intermediate_size"),
     ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
@@ -39,8 +42,10 @@ def arch_of_flags(args: argparse.Namespace, host: Host) -> ModelArch:
     given = {f.dest: getattr(args, f.dest) for f in MANUAL if getattr(args, f.dest) is not None}
     _check(given)
     config: dict[str, Any] = {_FIELDS.get(name, name): value for name, value in given.items()}
-    config |= {"tie_word_embeddings": False, "torch_dtype": "bfloat16"}
-    return build_arch(config, name="model by hand", host=host)
+    config |= {"tie_word_embeddings": False, "torch_dtype": "bfloat16", "gated_mlp": True}
+    arch = build_arch(config, name="model by hand", host=host)
+    notes = tuple(note for note in arch.notes if "model type" not in note)
+    return evolve(arch, notes=(_ASSUMED, *notes))
 
 
 def _flag(dest: str) -> str:

@@ -115,9 +115,12 @@ class Question:
             return evolve(cluster, gpu=self._measured(cluster.gpu))
         self._gpu = self._measured(self._preset())
         per_node = args.gpus_per_node or self._gpu.gpus_per_node
-        if args.n_gpus is None:
+        if args.n_gpus is None and not getattr(args, "find_min_nodes", False):
             self._assumed.append(f"--n-gpus {per_node} (one node)")
-        return self._built(args.n_gpus or per_node)
+        try:
+            return self._built(args.n_gpus or per_node)
+        except SpecError as e:
+            raise SpecError(f"--n-gpus {args.n_gpus}: {e}" if args.n_gpus and "GPUs" in str(e) else str(e)) from e
 
     def _built(self, n_gpus: int) -> Cluster:
         from autoparallel_core.cluster import build_cluster
@@ -221,9 +224,7 @@ class Question:
             given = [f"--isl {isl}"] * (args.isl is None) + [f"--osl {osl}"] * (args.osl is None)
             assumed.append(" ".join(given))
         if args.max_length is not None and args.max_length < isl + osl:
-            raise SpecError(
-                f"--max-length {args.max_length} is below --isl {isl} + --osl {osl}; give at least {isl + osl}"
-            )
+            raise SpecError(f"--max-length {args.max_length} is below --isl {isl} + --osl {osl}; give at least {isl + osl}")
         positions = self.arch.max_position_embeddings
         if positions and isl + osl > positions:
             assumed.append(f"requests of {isl + osl:,} tokens, longer than the {positions:,} positions that the config states")

@@ -8,9 +8,10 @@ from typing import Any
 from rich.console import Console
 
 from autoparallel_core.report import format as fmt
-from autoparallel_core.report.console import heading, put
+from autoparallel_core.report.causes import words
+from autoparallel_core.report.console import bullets, heading, put
 from autoparallel_core.report.header import print_header
-from autoparallel_core.report.layout import Column, print_records
+from autoparallel_core.report.layout import Column, print_bands, print_figures
 from autoparallel_core.report.serving import serving_columns
 from autoparallel_core.report.training import training_columns
 from autoparallel_core.search.result import Plan, SearchResult
@@ -66,18 +67,17 @@ def print_answer(
     print_header(console, problem, parameters, assumptions=assumptions_of(result), extra=extra)
     plans = [p for p in result.plans if p.verdict != "does not fit"]
     heading(console, _title(problem, len(plans)))
-    print_records(console, columns_of(problem, plans))
+    print_bands(console, columns_of(problem, plans))
     heading(console, "Why these")
     for i, plan in enumerate(plans[:_REASONED]):
         put(console, f"#{i + 1} {plan.strategy}{_lead(plans, i)}", style="bold")
-        for sentence in plan.reasons:
-            put(console, f"- {sentence}", indent=3)
+        bullets(console, plan.reasons, indent=3)
     if pareto:
         heading(console, "Speed against free memory: no other strategy has more of both")
-        print_records(console, columns_of(problem, result.pareto))
+        print_bands(console, columns_of(problem, result.pareto))
     if result.blame:
         heading(console, "What the engine changed")
-        put(console, ", ".join(f"{fmt.label(cause)} (plugin {plugin})" for cause, plugin in result.blame.items()))
+        put(console, ", ".join(f"{words(cause)} (plugin {plugin})" for cause, plugin in result.blame.items()))
     console.print()
     put(console, refusals(result.refused, _RULES_SHOWN), style="dim")
 
@@ -101,12 +101,10 @@ def print_nothing_fits(console: Console, result: SearchResult, parameters: Mappi
     problem = result.problem
     print_header(console, problem, parameters, assumptions=assumptions_of(result), extra=[("Search", search_line(result))])
     heading(console, "Nothing fits")
-    for sentence in missing:
-        put(console, f"- {sentence}")
+    bullets(console, missing)
     if result.nearest_miss:
         heading(console, "Nearest miss")
-        print_records(console, columns_of(problem, [result.nearest_miss], ranked=False))
-        for sentence in result.nearest_miss.reasons:
-            put(console, f"- {sentence}", indent=3)
+        print_figures(console, columns_of(problem, [result.nearest_miss], ranked=False))
+        bullets(console, result.nearest_miss.reasons, indent=3)
     console.print()
     put(console, refusals(result.refused), style="dim")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from rich.console import Console
@@ -26,7 +27,7 @@ def put(console: Console, text: str | Text = "", style: str | None = None, inden
         console.print(Text(" " * indent) + line, soft_wrap=True)
 
 
-def labelled(console: Console, rows: list[tuple[str, str | Text]]) -> None:
+def labelled(console: Console, rows: Sequence[tuple[str, str | Text]]) -> None:
     """``label  text`` rows, the text folded beside the labels."""
     pad = max((len(name) for name, _ in rows), default=0) + 2
     for name, value in rows:
@@ -34,6 +35,15 @@ def labelled(console: Console, rows: list[tuple[str, str | Text]]) -> None:
         for i, line in enumerate(body.wrap(console, max(console.width - pad, 20), overflow="fold")):
             line.rstrip()
             console.print(Text(f"{name if i == 0 else '':<{pad}}", style="bold") + line, soft_wrap=True)
+
+
+def bullets(console: Console, sentences: Iterable[str], indent: int = 0) -> None:
+    """One dash per sentence, the folded lines aligned behind it."""
+    for sentence in sentences:
+        width = max(console.width - indent - 2, 20)
+        for i, line in enumerate(Text(sentence).wrap(console, width, overflow="fold")):
+            line.rstrip()
+            console.print(Text(" " * indent + ("- " if i == 0 else "  ")) + line, soft_wrap=True)
 
 
 def heading(console: Console, text: str) -> None:

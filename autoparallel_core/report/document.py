@@ -129,7 +129,12 @@ def envelope(command: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_document(
-    result: SearchResult, model: Mapping[str, Any], *, pareto: bool = False, min_nodes: Mapping[str, Any] | None = None
+    result: SearchResult,
+    model: Mapping[str, Any],
+    *,
+    pareto: bool = False,
+    min_nodes: Mapping[str, Any] | None = None,
+    missing: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The answer to one search."""
     fitting = [p for p in result.plans if p.verdict != "does not fit"]
@@ -150,6 +155,7 @@ def result_document(
             "strategies": [plan_document(p, i + 1) for i, p in enumerate(fitting)],
             "pareto": [plan_document(p) for p in result.pareto] if pareto else [],
             "nearest_miss": plan_document(result.nearest_miss) if result.nearest_miss else None,
+            "missing": list(missing),
             "blame": dict(result.blame),
             "min_nodes": dict(min_nodes) if min_nodes is not None else None,
         },

@@ -11,14 +11,15 @@ from rich.text import Text
 from autoparallel_core.report import format as fmt
 from autoparallel_core.report.answer import columns_of
 from autoparallel_core.report.bars import bar, legend, part_styles, stacked
-from autoparallel_core.report.console import heading, put
+from autoparallel_core.report.causes import words
+from autoparallel_core.report.console import bullets, heading, put
 from autoparallel_core.report.document import constant_document, envelope, plan_document, problem_document
 from autoparallel_core.report.header import print_header
-from autoparallel_core.report.layout import Column, print_records
+from autoparallel_core.report.layout import Column, print_bands, print_figures, print_records
 from autoparallel_core.search.neighbours import Neighbour
-from autoparallel_core.search.result import MemoryBreakdown, Plan
+from autoparallel_core.search.result import Plan
 from autoparallel_core.spec.cluster import Gpu
-from autoparallel_core.spec.problem import Problem
+from autoparallel_core.spec.problem import Constant, Problem
 
 _CHANGES_SHOWN = 6
 _WORTH_SAYING = 0.002
@@ -38,14 +39,12 @@ def print_explanation(
     """Print the whole explanation; ``sources`` are rows of :func:`source_rows`."""
     print_header(console, problem, parameters, assumptions=problem.assumptions, extra=extra)
     heading(console, str(plan.strategy))
-    print_records(console, columns_of(problem, [plan], ranked=False))
-    for sentence in plan.reasons:
-        put(console, f"- {sentence}", indent=2)
+    print_figures(console, columns_of(problem, [plan], ranked=False)[1:])
+    bullets(console, plan.reasons, indent=2)
     _print_time(console, problem, plan)
-    _print_memory(console, plan.memory)
+    _print_memory(console, plan)
     heading(console, "What limits it")
-    for sentence in limits(plan):
-        put(console, f"- {sentence}")
+    bullets(console, limits(problem, plan))
     _print_changes(console, plan, changes)
     if sources:
         _print_sources(console, sources)
@@ -56,7 +55,7 @@ def _print_time(console: Console, problem: Problem, plan: Plan) -> None:
     heading(console, f"Where the time of {what} goes: {fmt.seconds(plan.cost.total_s)}")
     total = plan.cost.total_s
     rows = sorted(((k, v) for k, v in plan.cost.seconds.items() if v), key=lambda kv: -kv[1])
-    names = [*(fmt.label(k) for k, _ in rows), "sum"]
+    names = [*(words(k) for k, _ in rows), "sum"]
     times = [*(v for _, v in rows), total]
     fixed = [
         Column("", names, right=False),
@@ -69,7 +68,8 @@ def _print_time(console: Console, problem: Problem, plan: Plan) -> None:
     print_records(console, [*fixed, Column("", [*bars, ""], right=False)])
 
 
-def _print_memory(console: Console, memory: MemoryBreakdown) -> None:
+def _print_memory(console: Console, plan: Plan) -> None:
+    memory = plan.memory
     heading(console, f"Memory by pipeline stage, in GB (each GPU has {fmt.memory(memory.capacity_bytes)})")
     parts = list(dict.fromkeys(k for s in memory.stages for k, v in s.bytes.items() if v))
     styles = part_styles(parts)
@@ -80,7 +80,7 @@ def _print_memory(console: Console, memory: MemoryBreakdown) -> None:
     for s in memory.stages:
         line = Text(f"{f'stage {s.stage}':<{label_width}}  {fmt.gigabytes(s.total_bytes):>{amount_width}}  ")
         console.print(line + stacked(s.bytes, memory.capacity_bytes, room, styles), soft_wrap=True)
-    put(console, legend(styles, {p: fmt.label(p) for p in parts}))
+    put(console, legend(styles, {p: words(p) for p in parts}))
     console.print()
     columns = [
         Column("stage", [str(s.stage) for s in memory.stages]),
@@ -89,38 +89,57 @@ def _print_memory(console: Console, memory: MemoryBreakdown) -> None:
     ]
     columns += [
         Column(
-            "\n".join(fmt.label(part).rsplit(" ", 1)),
+            "\n".join(words(part).rsplit(" ", 1)),
             [fmt.gigabytes(s.bytes.get(part, 0.0)) for s in memory.stages],
-            main=False,
-            words=f"{fmt.label(part)} {{}}",
+            words=f"{words(part)} {{}}",
         )
         for part in parts
     ]
-    print_records(console, columns)
+    print_bands(console, columns)
     put(
         console,
         f"Stage {memory.deciding.stage} decides: {fmt.memory(memory.allocated_bytes)} allocated, "
         f"{fmt.memory(memory.reserved_bytes)} with allocator slack, context and communicators; "
         f"{fmt.signed_memory(memory.margin_bytes)} to the limit.",
     )
+    if len(memory.stages) < plan.strategy.pp:
+        put(console, "Stages with the same layers are shown once, by the earliest: it holds the most micro-batches in flight.")
     if memory.host_bytes_per_node:
         put(console, f"Host memory: {fmt.memory(memory.host_bytes_per_node)} per node.")
 
 
-def limits(plan: Plan) -> list[str]:
-    """What the time is spent on first, and what the memory is full of."""
-    out = []
+def limits(problem: Problem, plan: Plan) -> list[str]:
+    """Where it stands under the hardware's roof, what the time is spent on first, and what the memory is full of."""
+    out = [roofline(problem, plan)]
     total = plan.cost.total_s
     ranked = sorted(plan.cost.seconds.items(), key=lambda kv: -kv[1])
     if ranked and total > 0:
-        first = ", then ".join(f"{fmt.label(k)} ({fmt.percent(v / total)})" for k, v in ranked[:3])
+        first = ", then ".join(f"{words(k)} ({fmt.percent(v / total)})" for k, v in ranked[:3])
         out.append(f"time goes first to {first}")
     d = plan.memory.deciding
     parts = sorted(d.bytes.items(), key=lambda kv: -kv[1])[:2]
     used = plan.memory.reserved_bytes / plan.memory.capacity_bytes
-    filled = " and ".join(f"{fmt.label(k)} ({fmt.memory(v)})" for k, v in parts)
+    filled = " and ".join(f"{words(k)} ({fmt.memory(v)})" for k, v in parts)
     out.append(f"memory of stage {d.stage} is {fmt.percent(used)} full, mostly {filled}: {plan.verdict}")
     return out
+
+
+def roofline(problem: Problem, plan: Plan) -> str:
+    """The time that the hardware's peak would need, beside the predicted one."""
+    gpu = problem.cluster.gpu
+    if plan.training is not None:
+        least = plan.training.mfu * plan.training.step_s
+        return (
+            f"roofline: the model's own FLOPs at the dense bf16 peak ({fmt.flops(gpu.peak('bf16'))}) take {fmt.seconds(least)} "
+            f"of {fmt.seconds(plan.training.step_s)}, an MFU of {fmt.percent(plan.training.mfu)}"
+        )
+    assert plan.serving is not None, "a plan holds figures of one mode"
+    weights = plan.serving.weights_bytes_per_gpu
+    once = weights / gpu.hbm_bytes_per_s
+    return (
+        f"roofline: reading a GPU's {fmt.memory(weights)} of weights once takes {fmt.seconds(once)} at full HBM bandwidth "
+        f"({fmt.bandwidth(gpu.hbm_bytes_per_s)}); the time per output token is {fmt.seconds(plan.serving.tpot_s)}"
+    )
 
 
 def change_sentence(change: Neighbour, total_s: float) -> str:
@@ -128,13 +147,18 @@ def change_sentence(change: Neighbour, total_s: float) -> str:
     moved = sorted(change.seconds_change.items(), key=lambda kv: -abs(kv[1]))
     worth = [(k, v) for k, v in moved if abs(v) >= _WORTH_SAYING * total_s][:3]
     causes = ", ".join(
-        f"{'more' if v > 0 else 'less'} {fmt.label(k)} ({'+' if v > 0 else '−'}{fmt.seconds(abs(v))})" for k, v in worth
+        f"{'more' if v > 0 else 'less'} {words(k)} ({'+' if v > 0 else '−'}{fmt.seconds(abs(v))})" for k, v in worth
     )
     text = f"{change.change}: {fmt.change(change.throughput_ratio)} tokens/s"
     if causes:
         text += f": {causes}"
     text += f"; {fmt.signed_memory(change.memory_change_bytes)} of memory"
-    return text + (", fits" if change.fits else f", does not fit: {fmt.memory(change.shortfall_bytes)} too much")
+    over = [
+        f"{fmt.memory(amount)} too much {where}"
+        for amount, where in ((change.shortfall_bytes, "per GPU"), (change.host_shortfall_bytes, "of host memory per node"))
+        if amount > 0
+    ]
+    return text + (", fits" if change.fits else f", does not fit{': ' if over else ''}{' and '.join(over)}")
 
 
 def _print_changes(console: Console, plan: Plan, changes: Sequence[Neighbour]) -> None:
@@ -142,29 +166,34 @@ def _print_changes(console: Console, plan: Plan, changes: Sequence[Neighbour]) -
     if not changes:
         put(console, "No legal strategy differs from this one along a single axis.")
         return
-    helpful = [c for c in changes if c.fits and c.throughput_ratio > 1]
-    if helpful:
-        put(console, f"Helps most: {change_sentence(helpful[0], plan.cost.total_s)}.", style="bold")
-    else:
-        put(console, "None that fits is faster.", style="bold")
-    rest = [c for c in changes if not helpful or c is not helpful[0]][:_CHANGES_SHOWN]
-    if plan.memory.margin_bytes < 0:
-        put(console, _relief(changes), style="bold")
-    for c in rest:
-        put(console, f"- {change_sentence(c, plan.cost.total_s)}")
-    if len(changes) > len(rest) + bool(helpful):
-        put(console, f"{len(changes)} single changes are legal; the fastest are shown.", style="dim")
-
-
-def _relief(changes: Sequence[Neighbour]) -> str:
-    """The fastest change that makes a strategy fit which does not."""
     fitting = [c for c in changes if c.fits]
-    return f"To make it fit: {fitting[0].change}." if fitting else "No single change makes it fit."
+    if plan.verdict == "does not fit":
+        best = fitting[0] if fitting else None
+        put(console, f"To make it fit: {_said(best, plan)}." if best else "No single change makes it fit.", style="bold")
+        order = fitting or sorted(changes, key=lambda c: (c.shortfall_bytes + c.host_shortfall_bytes, -c.throughput_ratio))
+    else:
+        best = next((c for c in fitting if c.throughput_ratio > 1 + _WORTH_SAYING), None)
+        put(console, f"Helps most: {_said(best, plan)}." if best else "None that fits is faster.", style="bold")
+        order = list(changes)
+    rest = [c for c in order if c is not best][:_CHANGES_SHOWN]
+    bullets(console, [_said(c, plan) for c in rest])
+    if (left := len(changes) - len(rest) - bool(best)) > 0:
+        put(console, f"{left} further single changes are legal.", style="dim")
+
+
+def _said(change: Neighbour, plan: Plan) -> str:
+    return change_sentence(change, plan.cost.total_s)
+
+
+def constants_of(problem: Problem) -> dict[str, Constant]:
+    """The constants that can matter to the problem's mode: serving ones do not to training."""
+    training = problem.mode == "training"
+    return {name: c for name, c in problem.constants.items() if not (training and name.startswith("serving_"))}
 
 
 def source_rows(problem: Problem) -> list[tuple[str, str, str, str]]:
     """Every number behind the answer as (name, value, origin, source), constants first, then the GPU's figures."""
-    rows = [(name, f"{c.value:g}", c.origin, f"{c.meaning} ({c.source})") for name, c in sorted(problem.constants.items())]
+    rows = [(n, f"{c.value:g}", c.origin, f"{c.meaning} ({c.source})") for n, c in sorted(constants_of(problem).items())]
     return rows + gpu_source_rows(problem.cluster.gpu) + [
         (f"tier {t.name}", fmt.bandwidth(t.bytes_per_s), "preset", t.source) for t in problem.cluster.tiers
     ]  # fmt: skip
@@ -216,10 +245,11 @@ def explanation_document(
     return envelope(
         "explain",
         {
+            "status": "ok" if plan.verdict != "does not fit" else "does not fit",
             **problem_document(problem, model),
             "assumptions": list(problem.assumptions),
             "plan": plan_document(plan),
-            "limits": limits(plan),
+            "limits": limits(problem, plan),
             "changes": [
                 {
                     "change": c.change,
@@ -227,13 +257,14 @@ def explanation_document(
                     "throughput_ratio": c.throughput_ratio,
                     "seconds_change_s": dict(c.seconds_change),
                     "memory_change_bytes": c.memory_change_bytes,
-                    "shortfall_bytes": c.shortfall_bytes,
                     "fits": c.fits,
+                    "shortfall_bytes": c.shortfall_bytes,
+                    "host_shortfall_bytes": c.host_shortfall_bytes,
                 }
                 for c in changes
             ],
             "sources": {
-                "constants": {name: constant_document(c) for name, c in problem.constants.items()},
+                "constants": {name: constant_document(c) for name, c in constants_of(problem).items()},
                 "gpu": [{"name": n, "value": v, "origin": o, "source": s} for n, v, o, s in gpu_source_rows(problem.cluster.gpu)],
             }
             if sources

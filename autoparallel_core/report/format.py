@@ -74,8 +74,3 @@ def runs(values: Sequence[int]) -> str:
         n = len(list(group))
         out.append(f"{n}×{value}" if n > 1 else str(value))
     return " ".join(out)
-
-
-def label(cause: str) -> str:
-    """A cause's identifier as words: ``tp_exposed`` → ``tp exposed``."""
-    return cause.replace("_", " ")

@@ -8,11 +8,15 @@ from typing import Any
 from rich.console import Console
 
 from autoparallel_core.report import format as fmt
-from autoparallel_core.report.console import labelled, put
+from autoparallel_core.report.console import bullets, labelled, put
 from autoparallel_core.spec.arch import ModelArch
 from autoparallel_core.spec.cluster import Cluster
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.workload import InferenceWorkload, TrainingWorkload, Workload
+
+_SHORT = 70
+"""Assumptions up to this length share a paragraph; longer ones get a line of their own."""
+_INDENT = 10
 
 
 def model_line(arch: ModelArch, parameters: Mapping[str, Any]) -> str:
@@ -77,6 +81,17 @@ def serving_line(workload: InferenceWorkload) -> str:
     return " · ".join(parts)
 
 
+def engine_line(problem: Problem) -> str:
+    """Engine, version, what it is, and what its software overlaps."""
+    what = problem.engine.summary.split(": ", 1)[0]
+    software = problem.software
+    hidden = [name for name in ("dp", "tp", "ep", "p2p") if getattr(software, f"{name}_overlap")]
+    parts = [f"{problem.engine.name} {problem.engine_version}", what]
+    if problem.mode == "training":
+        parts += [f"{software.attention_kernel} attention", f"overlaps {', '.join(hidden)}" if hidden else "no overlap"]
+    return " · ".join(parts)
+
+
 def print_header(
     console: Console,
     problem: Problem,
@@ -90,20 +105,18 @@ def print_header(
 
     put(console, f"autoparallel {version()} · {problem.mode}", style="bold")
     console.print()
-    engine = f"{problem.engine.name} {problem.engine_version} · {problem.engine.summary}"
-    labelled(
-        console,
-        [
-            ("Model", model_line(problem.arch, parameters)),
-            ("Cluster", cluster_line(problem.cluster)),
-            ("Engine", engine),
-            ("Workload", workload_line(problem.workload)),
-            *extra,
-        ],
-    )
+    rows = [
+        ("Model", model_line(problem.arch, parameters)),
+        ("Cluster", cluster_line(problem.cluster)),
+        ("Engine", engine_line(problem)),
+        ("Workload", workload_line(problem.workload)),
+        *extra,
+    ]
+    notes = tuple(dict.fromkeys((*assumptions, *problem.arch.notes)))
+    short = [note for note in notes if len(note) <= _SHORT]
+    if notes:
+        rows.append(("Assumed", " · ".join(short) or "as follows"))
+    labelled(console, rows)
+    bullets(console, [note for note in notes if len(note) > _SHORT], indent=_INDENT)
     if unknown := problem.arch.unknown_fields:
         put(console, f"Config fields that were not understood: {', '.join(unknown)}", style="yellow")
-    if notes := tuple(dict.fromkeys((*assumptions, *problem.arch.notes))):
-        put(console, "Assumed", style="bold")
-        for note in notes:
-            put(console, f"- {note}", indent=2)

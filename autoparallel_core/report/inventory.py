@@ -166,7 +166,7 @@ def print_gpu(gpu: Gpu, plugin: str) -> None:
     ]
     if gpu.aliases:
         rows.append(("aliases", ", ".join(gpu.aliases)))
-    labelled(console, list(rows))
+    labelled(console, rows)
     for title, table in (("GEMM", gpu.gemm), ("Expert GEMM", gpu.expert_gemm), ("Attention", gpu.attention)):
         if table:
             heading(console, f"{title} efficiency on large shapes")

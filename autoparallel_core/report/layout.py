@@ -1,7 +1,10 @@
-"""A table that changes shape rather than lose a figure.
+"""Tables that change shape rather than lose a figure.
 
-Wide enough: one row per record. Narrower: the main columns in a row, the others in an indented line
-below it. Narrower still: one ``title: value`` line per figure.
+:func:`print_bands` is for figures: columns that do not fit beside the others go into a further band below, which
+repeats the first column, so that figures stay comparable down a column at any width.
+
+:func:`print_records` is for listings whose last columns are long words: those go into an indented line below the row.
+Where not even the main columns fit, every figure gets a line of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ class Column:
     cells: Sequence[str]
     right: bool = True
     main: bool = True
+    starts: bool = False
+    """A good place for a further band to begin."""
     words: str = field(default="")
     """``{}`` stands for the value, e.g. ``"{} tokens per micro-batch"``; default: title and value."""
 
@@ -59,6 +64,44 @@ def _header(console: Console, columns: Sequence[Column]) -> None:
     titles = [[""] * (height - len(t)) + t for t in (c.title.split("\n") for c in columns)]
     for h in range(height):
         console.print(_line(columns, [t[h] for t in titles], "bold"), soft_wrap=True)
+
+
+def _packed(key: Column, rest: Sequence[Column], width: int) -> list[Sequence[Column]]:
+    """The fewest bands that hold the columns in order; among those, breaks where a column ``starts`` one, then full bands first.
+
+    A column wider than the console has a band of its own.
+    """
+    best: list[tuple[int, int, int]] = [(0, 0, 0)]  # bands, breaks elsewhere, minus where the last band begins
+    for end in range(1, len(rest) + 1):
+        options = []
+        for begin in range(end - 1, -1, -1):
+            if begin < end - 1 and _table_width([key, *rest[begin:end]]) > width:
+                break
+            bands, elsewhere, _ = best[begin]
+            options.append((bands + 1, elsewhere + (begin > 0 and not rest[begin].starts), -begin))
+        best.append(min(options))
+    out: list[Sequence[Column]] = []
+    end = len(rest)
+    while end:
+        begin = -best[end][2]
+        out.insert(0, rest[begin:end])
+        end = begin
+    return out
+
+
+def print_bands(console: Console, columns: Sequence[Column]) -> None:
+    """Print figures in one band, or in several that fit the width; the first column is the key that each band repeats."""
+    key, *rest = columns
+    bands = [[key, *part] for part in _packed(key, rest, console.width)]
+    for i, part in enumerate(bands):
+        if i:
+            console.print()
+        print_records(console, part)
+
+
+def print_figures(console: Console, columns: Sequence[Column]) -> None:
+    """Print a single record as one paragraph of figures."""
+    put(console, " · ".join(c.sentence(0) for c in columns if c.cells[0]))
 
 
 def print_records(console: Console, columns: Sequence[Column], *, indent: int = 4) -> None:

@@ -91,13 +91,13 @@ def print_model(d: Description) -> None:
     rows.append(("KV cache", f"{kv['bytes_per_token']:,g} bytes per token in {kv['dtype']}"))
     if d["state_bytes_per_sequence"]:
         rows.append(("state", f"{fmt.memory(d['state_bytes_per_sequence'])} per sequence"))
-    labelled(console, list(rows))
+    labelled(console, rows)
     heading(console, "Parameters by component")
     components = [(k, v) for k, v in p["by_component"].items() if v]
     print_records(
         console,
         [
-            Column("component", [fmt.label(k) for k, _ in components], right=False),
+            Column("component", [k.replace("_", " ") for k, _ in components], right=False),
             Column("parameters", [f"{v:,}" for _, v in components]),
             Column("share", [fmt.percent(v / p["total"]) for _, v in components]),
         ],

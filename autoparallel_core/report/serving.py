@@ -6,19 +6,8 @@ from collections.abc import Sequence
 
 from autoparallel_core.report import format as fmt
 from autoparallel_core.report.layout import Column
-from autoparallel_core.report.training import memory_columns, total_columns
+from autoparallel_core.report.training import memory_columns, total_columns, verdict_column
 from autoparallel_core.search.result import Plan, ServingFigures
-
-
-def interval(value_s: float, low_high_s: tuple[float, float]) -> str:
-    """``212 ms (180–260)``: a latency with its interval in the same unit; bare when the interval is empty."""
-    low, high = low_high_s
-    text = fmt.seconds(value_s)
-    if low == high:
-        return text
-    number, unit = text.rsplit(" ", 1)
-    scale = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit]
-    return f"{number} {unit} ({fmt.significant(low / scale)}–{fmt.significant(high / scale)})"
 
 
 def layout(plan: Plan) -> str:
@@ -38,44 +27,48 @@ def serving_columns(plans: Sequence[Plan], *, ranked: bool = True) -> list[Colum
     figures: list[ServingFigures] = [p.serving for p in plans if p.serving is not None]
     assert len(figures) == len(plans), "a serving answer holds serving figures"
     rank = [Column("#", [str(i + 1) for i in range(len(plans))], words="#{}")] if ranked else []
+
+    def column(title: str, cells: Sequence[str], words: str = "", *, starts: bool = False, right: bool = True) -> Column:
+        return Column(title, cells, words=words, starts=starts, right=right)
+
     return [
         *rank,
         Column("strategy", [str(p.strategy) for p in plans], right=False, words="{}"),
-        Column("output\ntok/s/GPU", [fmt.significant(f.output_tokens_per_s_per_gpu, 4) for f in figures]),
-        Column("TTFT", [fmt.seconds(f.ttft_s) for f in figures], words="TTFT {}"),
-        Column("TPOT", [fmt.seconds(f.tpot_s) for f in figures], words="TPOT {}"),
-        *total_columns(plans),
-        Column("instances", [layout(p) for p in plans], right=False, main=False, words="{}"),
-        Column("TTFT low–high", [_span(f.ttft_interval_s) for f in figures], main=False, words="TTFT {}"),
-        Column("TPOT low–high", [_span(f.tpot_interval_s) for f in figures], main=False, words="TPOT {}"),
-        Column(
-            "end-to-end\n/token", [fmt.seconds(f.e2e_tpot_s) for f in figures], main=False, words="end-to-end {} per output token"
+        column(
+            "output\ntok/s/GPU",
+            [fmt.significant(f.output_tokens_per_s_per_gpu, 4) for f in figures],
+            "{} output tokens/s per GPU",
         ),
-        Column("prefill", [fmt.seconds(f.prefill_s) for f in figures], main=False, words="prefill {}"),
-        Column(
-            "batch\n/instance",
-            [fmt.significant(f.batch_per_instance) for f in figures],
-            main=False,
-            words="{} sequences decoding per instance",
-        ),
-        Column(
-            "KV tokens\n/instance",
-            [f"{f.kv_tokens_per_instance:,}" for f in figures],
-            main=False,
-            words="KV {} tokens per instance",
-        ),
-        Column("max\nrequests", [f"{f.max_concurrency:,}" for f in figures], main=False, words="room for {} requests"),
-        Column(
+        column("TTFT", [fmt.seconds(f.ttft_s) for f in figures]),
+        column("TPOT", [fmt.seconds(f.tpot_s) for f in figures]),
+        verdict_column(plans),
+        column("instances", [layout(p) for p in plans], "{}", right=False),
+        column(
             "output\ntok/s",
             [fmt.significant(f.output_tokens_per_s, 4) for f in figures],
-            main=False,
-            words="{} output tok/s in all",
+            "{} output tokens/s in all",
+            starts=True,
         ),
-        Column("requests/s", [fmt.significant(f.requests_per_s) for f in figures], main=False, words="{} requests/s"),
+        column("requests\n/s", [fmt.significant(f.requests_per_s) for f in figures], "{} requests/s"),
+        column("TTFT\nlow–high", [span(f.ttft_interval_s) for f in figures], "TTFT {}"),
+        column("TPOT\nlow–high", [span(f.tpot_interval_s) for f in figures], "TPOT {}"),
+        column("end-to-end\n/token", [fmt.seconds(f.e2e_tpot_s) for f in figures], "end-to-end {} per output token"),
+        column("prefill", [fmt.seconds(f.prefill_s) for f in figures], "prefill {}"),
+        column(
+            "batch\n/instance", [fmt.significant(f.batch_per_instance) for f in figures], "{} sequences per instance", starts=True
+        ),
+        column("KV tokens\n/instance", [f"{f.kv_tokens_per_instance:,}" for f in figures], "KV {} tokens per instance"),
+        column("room for\nrequests", [f"{f.max_concurrency:,}" for f in figures], "room for {} requests"),
+        *total_columns(plans),
         *memory_columns(plans),
     ]
 
 
-def _span(low_high_s: tuple[float, float]) -> str:
+def span(low_high_s: tuple[float, float]) -> str:
+    """``180–260 ms``; empty when the interval is a point."""
     low, high = low_high_s
-    return f"{fmt.seconds(low)}–{fmt.seconds(high)}" if low != high else ""
+    if low == high:
+        return ""
+    first, last = fmt.seconds(low), fmt.seconds(high)
+    unit = last.rsplit(" ", 1)[1]
+    return f"{first.removesuffix(unit).rstrip()}–{last}" if first.endswith(f" {unit}") else f"{first}–{last}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoparallel_core.report import format as fmt
+from autoparallel_core.report.causes import words
 from autoparallel_core.report.layout import Column
 from autoparallel_core.search.result import Plan, TrainingFigures
 from autoparallel_core.spec.problem import Problem
@@ -19,40 +20,43 @@ def memory_causes(plans: Sequence[Plan]) -> list[str]:
     return [cause for cause, most in seen.items() if most > 0]
 
 
+def _titled(cause: str) -> str:
+    """The cause over its unit: ``weights / GB``, ``vocabulary / padding GB``."""
+    first, *rest = words(cause).split(" ")
+    return "\n".join((first, " ".join([*rest, "GB"])))
+
+
 def memory_columns(plans: Sequence[Plan]) -> list[Column]:
     """One column per cause (gigabytes on the deciding stage), host memory when used."""
     columns = [
         Column(
-            f"{fmt.label(cause)}\nGB",
+            _titled(cause),
             [fmt.gigabytes(p.memory.deciding.bytes.get(cause, 0.0)) for p in plans],
-            main=False,
-            words=f"{fmt.label(cause)} {{}} GB",
+            starts=i == 0,
+            words=f"{words(cause)} {{}} GB",
         )
-        for cause in memory_causes(plans)
+        for i, cause in enumerate(memory_causes(plans))
     ]
     if any(p.memory.host_bytes_per_node for p in plans):
         columns.append(
             Column(
                 "host GB\n/node",
                 [fmt.gigabytes(p.memory.host_bytes_per_node) for p in plans],
-                main=False,
                 words="host memory {} GB per node",
             )
         )
     return columns
 
 
+def verdict_column(plans: Sequence[Plan]) -> Column:
+    return Column("verdict", [p.verdict for p in plans], right=False, words="{}")
+
+
 def total_columns(plans: Sequence[Plan]) -> list[Column]:
-    """Peak in use on the deciding stage, what stays free, and the verdict."""
+    """Peak in use on the deciding stage, and what stays free."""
     return [
-        Column("peak\nGB", [fmt.gigabytes(p.memory.reserved_bytes) for p in plans]),
-        Column(
-            "free\nGB",
-            [fmt.gigabytes(p.memory.margin_bytes).replace("-", "−") for p in plans],
-            main=False,
-            words="{} GB free",
-        ),
-        Column("verdict", [p.verdict for p in plans], right=False),
+        Column("peak\nGB", [fmt.gigabytes(p.memory.reserved_bytes) for p in plans], words="peak {} GB"),
+        Column("free\nGB", [fmt.gigabytes(p.memory.margin_bytes).replace("-", "−") for p in plans], words="{} GB free"),
     ]
 
 
@@ -62,26 +66,21 @@ def training_columns(problem: Problem, plans: Sequence[Plan], *, ranked: bool = 
     assert len(figures) == len(plans), "a training answer holds training figures"
     seq_len = problem.training.seq_len
     rank = [Column("#", [str(i + 1) for i in range(len(plans))], words="#{}")] if ranked else []
+    tokens = [f"{p.strategy.mbs * seq_len // p.strategy.cp:,}" for p in plans]
     return [
         *rank,
         Column("strategy", [str(p.strategy) for p in plans], right=False, words="{}"),
-        Column("tokens/s\n/GPU", [fmt.significant(f.tokens_per_s_per_gpu, 4) for f in figures]),
-        Column("step", [fmt.seconds(f.step_s) for f in figures]),
+        Column(
+            "tokens/s\n/GPU",
+            [fmt.significant(f.tokens_per_s_per_gpu, 4) for f in figures],
+            words="{} tokens/s per GPU",
+        ),
+        Column("step", [fmt.seconds(f.step_s) for f in figures], words="step {}"),
+        verdict_column(plans),
         Column("MFU", [fmt.percent(f.mfu) for f in figures]),
         *total_columns(plans),
-        Column(
-            "tokens/GPU\n/µbatch",
-            [f"{p.strategy.mbs * seq_len // p.strategy.cp:,}" for p in plans],
-            main=False,
-            words="{} tokens per GPU and micro-batch",
-        ),
-        Column("µbatches", [f"{f.micro_batches:,}" for f in figures], main=False, words="{} micro-batches"),
-        Column(
-            "layers/stage",
-            [fmt.runs(f.layers_per_stage) for f in figures],
-            right=False,
-            main=False,
-            words="layers per stage {}",
-        ),
+        Column("tokens/GPU\n/µbatch", tokens, starts=True, words="{} tokens per GPU and micro-batch"),
+        Column("µbatches", [f"{f.micro_batches:,}" for f in figures], words="{} micro-batches"),
+        Column("layers/stage", [fmt.runs(f.layers_per_stage) for f in figures], right=False, words="layers per stage {}"),
         *memory_columns(plans),
     ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from autoparallel_core.search.evaluate import evaluate
 from autoparallel_core.search.facts import routed_experts
@@ -39,12 +39,11 @@ class Neighbour:
     """By cause, seconds that the change adds (negative: saves); what stays the same is left out."""
     memory_change_bytes: float
     """Reserved bytes on the deciding stage."""
-    shortfall_bytes: float = field(default=0.0)
-    """What is missing per GPU for it to run; 0 when it fits."""
-
-    @property
-    def fits(self) -> bool:
-        return self.shortfall_bytes <= 0
+    fits: bool
+    shortfall_bytes: float = 0.0
+    """Device memory missing per GPU; 0 when that is not what is missing."""
+    host_shortfall_bytes: float = 0.0
+    """Host memory missing per node."""
 
 
 def neighbours(problem: Problem, start: Strategy, host: Host) -> list[Neighbour]:
@@ -66,16 +65,18 @@ def neighbours(problem: Problem, start: Strategy, host: Host) -> list[Neighbour]
     for row, what in enumerate(whats, start=1):
         delta = {cause: float(v[row] - v[0]) for cause, v in priced.seconds.items() if v[row] != v[0]}
         reserved = float(priced.reserved_bytes[row])
+        over = reserved - priced.capacity_bytes
         host_over = float(priced.host_bytes_per_node[row]) - problem.cluster.host_memory_bytes_per_node
-        device_over = reserved - priced.capacity_bytes
         out.append(
             Neighbour(
-                what,
-                priced.batch[row],
-                float(priced.tokens_per_s_per_gpu[row]) / base if base else 0.0,
-                delta,
-                reserved - float(priced.reserved_bytes[0]),
-                0.0 if priced.fits[row] else max(device_over, host_over, 1.0),
+                change=what,
+                strategy=priced.batch[row],
+                throughput_ratio=float(priced.tokens_per_s_per_gpu[row]) / base if base else 0.0,
+                seconds_change=delta,
+                memory_change_bytes=reserved - float(priced.reserved_bytes[0]),
+                fits=bool(priced.fits[row]),
+                shortfall_bytes=max(over, 0.0),
+                host_shortfall_bytes=max(host_over, 0.0),
             )
         )
     return sorted(out, key=lambda n: (-n.throughput_ratio, n.change))
