@@ -415,7 +415,7 @@ def _memory(
         "transient": np.where(exists, largest * c("memory_largest_matrix_bytes"), 0.0),
         "gathered": np.where(exists & (groups.shard[:, None] > 1), gathered, 0.0),
     }
-    host = np.where(offload, state, 0.0).max(axis=1) * problem.cluster.gpus_per_node
+    host = np.where(offload, state, 0.0).max(axis=1) * min(problem.cluster.gpus_per_node, problem.cluster.n_gpus)
     return memory, host
 
 
