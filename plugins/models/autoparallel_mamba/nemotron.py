@@ -107,8 +107,8 @@ def _mamba(config: ConfigView) -> Mamba2:
         kernel=config.size("conv_kernel", "mamba_d_conv"),
         chunk=config.size("chunk_size", "mamba_chunk_size"),
         conv_bias=config.flag("use_conv_bias", "mamba_conv_bias", default=True),
-        in_bias=config.flag("mamba_proj_bias", default=config.flag("use_bias")),
-        out_bias=config.flag("use_bias"),
+        in_bias=config.flag("use_bias", "mamba_proj_bias"),
+        out_bias=config.flag("use_bias", "mamba_proj_bias"),
         state_dtype=ssm_dtype(config),
         conv_dtype=conv_dtype(config),
     )
@@ -154,10 +154,10 @@ def _experts(config: ConfigView, module: str) -> Block:
         with_residual=False,
         specificity=SPECIFICITY,
     )
-    return _with_latent(block, hidden=hidden, latent=latent, shared=shared, module=module)
+    return _with_latent(block, hidden=hidden, latent=latent, shared=shared, module=module, bias=config.flag("mlp_bias"))
 
 
-def _with_latent(block: Block, *, hidden: int, latent: int, shared: int, module: str) -> Block:
+def _with_latent(block: Block, *, hidden: int, latent: int, shared: int, module: str, bias: bool) -> Block:
     """Put norm, full-width router, latent projections, shared expert and residual around the routed experts."""
     h = hidden_axis(hidden)
     router = linear("router", h, [(f"{module}.gate", block.ops[0].weights[0].axes[1])], component="router", precise=True)
@@ -165,11 +165,16 @@ def _with_latent(block: Block, *, hidden: int, latent: int, shared: int, module:
     after: list[Op] = []
     if latent:
         low = hidden_axis(latent)
-        before.append(linear("latent_down", h, [(f"{module}.fc1_latent_proj", low)], component="mlp"))
-        after.append(linear("latent_up", low, [(f"{module}.fc2_latent_proj", h)], component="mlp"))
+        before.append(linear("latent_down", h, [(f"{module}.fc1_latent_proj", low)], component="mlp", bias=bias))
+        after.append(linear("latent_up", low, [(f"{module}.fc2_latent_proj", h)], component="mlp", bias=bias))
     ops: list[Op] = [norm("norm", h), router, *before, *block.ops[1:], *after]
     if shared:
         ops += mlp_ops(
-            hidden=hidden, intermediate=shared, gated=False, module=f"{module}.shared_experts", component="shared_experts"
+            hidden=hidden,
+            intermediate=shared,
+            gated=False,
+            bias=bias,
+            module=f"{module}.shared_experts",
+            component="shared_experts",
         )
     return evolve(block, kind="moe-latent" if latent else "moe", ops=(*ops, residual("moe_residual", h)))
