@@ -93,9 +93,13 @@ class Host(HookCalls):
         return {gpu.name: gpu for _, gpu in self._registered("gpus")}
 
     def gpu(self, name: str) -> Gpu:
-        """The preset with this name or alias, whatever its case. Raises UnknownPlugin with the near names."""
+        """The preset with this name or alias; case and ``_``, blank or ``-`` between its parts do not matter.
+
+        Raises UnknownPlugin with the near names.
+        """
         folded = name.strip().casefold()
-        found = self._table("gpus").get(folded)
+        table = self._table("gpus")
+        found = table.get(folded) or table.get("-".join(folded.replace("_", " ").replace("-", " ").split()))
         if found is None:
             names = self.gpus()
             known = [n for gpu in names.values() for n in (gpu.name, *gpu.aliases)]
