@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from autoparallel_core.ops.params import (
@@ -84,7 +84,7 @@ def layer_ranges(arch: ModelArch, kv_width_bytes: float) -> list[dict[str, Any]]
 
 def ranges(numbers: list[int]) -> str:
     """``1-3,5`` for [1, 2, 3, 5]; evenly spaced ones as ``1-9:2``."""
-    if len(numbers) > 2 and len({b - a for a, b in zip(numbers, numbers[1:], strict=False)}) == 1 and numbers[1] - numbers[0] > 1:
+    if len(numbers) > 2 and len({b - a for a, b in pairwise(numbers)}) == 1 and numbers[1] - numbers[0] > 1:
         return f"{numbers[0]}-{numbers[-1]}:{numbers[1] - numbers[0]}"
     parts = []
     for _, group in groupby(enumerate(numbers), key=lambda iv: iv[1] - iv[0]):

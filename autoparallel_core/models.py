@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +14,7 @@ from autoparallel_core.model_source import from_catalogue, language_fields, look
 from autoparallel_core.quant_config import apply_quantization, checkpoint_dtype, read_quantization
 from autoparallel_core.rotary import rotary_cache_elements
 from autoparallel_core.spec.arch import Block, Layer, ModelArch
-from autoparallel_core.spec.config import ConfigView
+from autoparallel_core.spec.config import ALIASES, ConfigView
 from autoparallel_core.spec.op import Attention, Elementwise, ExpertGemm, Op, Scan
 from autoparallel_core.spec.standard import standard_epilogue, standard_prologue
 
@@ -21,151 +23,12 @@ __all__ = ["build_arch", "describe", "load_model"]
 MAX_LAYERS = 10_000
 """More layers than this are taken for a mistake in the file."""
 
-HARMLESS_FIELDS = frozenset(
-    [
-        "_attn_implementation",
-        "_facts",
-        "_name_or_path",
-        "aux_loss_alpha",
-        "attention_dropout",
-        "attn_implementation",
-        "attn_pdrop",
-        "attention_probs_dropout_prob",
-        "attn_logit_softcapping",
-        "attn_config_dropout",
-        "auto_map",
-        "begin_suppress_tokens",
-        "bos_token_id",
-        "cache_implementation",
-        "chunk_size_feed_forward",
-        "classifier_dropout",
-        "cross_attention_hidden_size",
-        "decoder_start_token_id",
-        "do_sample",
-        "embd_pdrop",
-        "embedding_dropout",
-        "embedding_multiplier",
-        "attention_multiplier",
-        "residual_multiplier",
-        "logits_scaling",
-        "eos_token_id",
-        "ep_size",
-        "exponential_decay_length_penalty",
-        "final_logit_softcapping",
-        "finetuning_task",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "hidden_dropout",
-        "hidden_dropout_prob",
-        "id2label",
-        "initial_context_length",
-        "initializer_range",
-        "initializer_factor",
-        "input_jitter_noise",
-        "is_decoder",
-        "is_composition",
-        "keys_to_ignore_at_inference",
-        "label2id",
-        "layer_norm_eps",
-        "layer_norm_epsilon",
-        "norm_eps",
-        "norm_epsilon",
-        "rms_norm_eps",
-        "length_penalty",
-        "logit_scale",
-        "long_factor",
-        "max_length",
-        "mlp_hidden_act_alpha",
-        "mm_tokens_per_image",
-        "moe_router_dtype",
-        "moe_router_scaling_factor",
-        "mtp_loss_scaling_factor",
-        "mup",
-        "n_group",
-        "topk_group",
-        "topk_method",
-        "norm_topk_prob",
-        "num_beams",
-        "num_return_sequences",
-        "original_max_position_embeddings",
-        "output_attentions",
-        "output_dropout",
-        "output_hidden_states",
-        "output_router_logits",
-        "pad_token_id",
-        "partial_rotary_factor",
-        "pretraining_tp",
-        "problem_type",
-        "query_pre_attn_scalar",
-        "rescale_prenorm_residual",
-        "residual_dropout",
-        "residual_in_fp32",
-        "resid_pdrop",
-        "return_dict",
-        "rope_interleave",
-        "rope_local_base_freq",
-        "rope_parameters",
-        "rope_scaling",
-        "rope_theta",
-        "rope_type",
-        "rotary_dim",
-        "rotary_emb_base",
-        "rotary_pct",
-        "rotary_percentage",
-        "router_aux_loss_coef",
-        "router_bias_update_speed",
-        "router_dtype",
-        "router_jitter_noise",
-        "router_z_loss_coef",
-        "routed_scaling_factor",
-        "scale_attn_by_inverse_layer_idx",
-        "scale_attn_weights",
-        "scoring_func",
-        "score_function",
-        "sep_token_id",
-        "seq_aux",
-        "short_factor",
-        "summary_activation",
-        "summary_first_dropout",
-        "summary_proj_to_labels",
-        "summary_type",
-        "summary_use_proj",
-        "swiglu_alpha",
-        "swiglu_limit",
-        "task_specific_params",
-        "temperature",
-        "tf_legacy_loss",
-        "tie_encoder_decoder",
-        "tokenizer_class",
-        "torchscript",
-        "transformers_version",
-        "typical_p",
-        "use_cache",
-        "use_bfloat16",
-        "use_bidirectional_attention",
-        "use_mrope",
-        "attn_scale",
-        "attn_temperature_tuning",
-        "floor_scale",
-        "rope_local_theta",
-        "global_rope_theta",
-        "local_rope_theta",
-        "layer_norm_elementwise_affine",
-        "no_rope_layer_interval",
-        "reorder_and_upcast_attn",
-        "diversity_penalty",
-        "top_k",
-        "top_p",
-        "repetition_penalty",
-        "pruned_heads",
-        "bad_words_ids",
-        "mlp_class",
-        "shared_attention_norm",
-        "norm",
-        "norm_qk",
-    ]
-)
-"""Fields that say nothing about sizes, memory or time; they are not reported as unknown."""
+
+@cache
+def harmless_fields() -> frozenset[str]:
+    """Fields that say nothing about sizes, memory or time; they are not reported as unknown."""
+    lines = (files("autoparallel_core.spec") / "harmless_fields.txt").read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))
 
 
 class HookCaller(Protocol):
@@ -362,6 +225,7 @@ def _with_report(arch: ModelArch, view: ConfigView) -> ModelArch:
     from attrs import evolve
 
     top_level = {k for k, v in view.whole.items() if v is not None and not isinstance(v, dict)}
-    unknown = (set(view.unread()) | (top_level - view.read)) - HARMLESS_FIELDS
+    understood = {n for name, others in ALIASES.items() for n in (name, *others)} | set(view.trait("understood", default=()))
+    unknown = (set(view.unread()) | (top_level - view.read)) - harmless_fields() - understood
     unknown = {k for k in unknown if not k.endswith(("_token_id", "_token_index", "_token")) and not k.startswith("_")}
     return evolve(arch, unknown_fields=tuple(sorted(unknown)), notes=(*arch.notes, *view.notes))

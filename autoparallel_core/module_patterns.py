@@ -11,11 +11,25 @@ from collections.abc import Iterable
 from fnmatch import translate
 from functools import lru_cache
 
+from autoparallel_core.errors import SpecError
+
 _SYNONYMS = {
-    "ffn": "mlp", "feed_forward": "mlp", "block_sparse_moe": "mlp", "shared_expert": "shared_experts",
-    "attn": "self_attn", "attention": "self_attn", "router": "gate",
+    "ffn": "mlp", "feed_forward": "mlp", "block_sparse_moe": "mlp",
+    "shared_expert": "shared_experts", "shared_mlp": "shared_experts",
+    "attn": "self_attn", "attention": "self_attn", "self_attention": "self_attn",
+    "router": "gate",
+    "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj",
+    "fc1": "up_proj", "fc_in": "up_proj", "c_fc": "up_proj", "dense_h_to_4h": "up_proj",
+    "fc2": "down_proj", "fc_out": "down_proj", "dense_4h_to_h": "down_proj",
+    "out_proj": "o_proj", "dense": "o_proj", "wo": "o_proj",
 }  # fmt: skip
-"""Module name → the name under which it is compared."""
+"""Module name → the name under which it is compared; our weights and the checkpoint's lists both pass through it."""
+
+_FUSED = {
+    ".gate_up_proj": (".gate_proj", ".up_proj"),
+    **dict.fromkeys((".qkv_proj", ".query_key_value", ".c_attn", ".Wqkv", ".W_pack", ".wqkv"), (".q_proj", ".k_proj", ".v_proj")),
+}
+"""Ends of module names that stand for several of our matrices."""
 
 _PREFIX = re.compile(r"^(?:[A-Za-z_]\w*\.)*?(?:layers|h|blocks)\.(?=[\d*])")
 _EXPERT_INDEX = re.compile(r"(\bexperts)\.\d+(?=\.|$)")
@@ -42,18 +56,35 @@ def _matches(pattern: str, name: str) -> bool:
     return f".{pattern}." in f".{name}."
 
 
+def without_expert_numbers(names: Iterable[str]) -> tuple[str, ...]:
+    """The distinct names once experts are not told apart: checkpoints list every one of thousands."""
+    return tuple(n for n in dict.fromkeys(_EXPERT_INDEX.sub(r"\1", "\n".join(names)).split("\n")) if n)
+
+
+def _unfused(pattern: str) -> tuple[str, ...]:
+    for end, parts in _FUSED.items():
+        if pattern.endswith(end):
+            return tuple(pattern.removesuffix(end) + p for p in parts)
+    return (pattern,)
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern.removeprefix("re:"))
+    except re.error as e:
+        raise SpecError(f"quantisation config: '{pattern}' is no regular expression: {e}") from None
+
+
 class ModulePatterns:
     """A list of patterns, split by layer so that matching stays fast for lists of thousands."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self._general: list[str] = []
-        self._regex: list[re.Pattern[str]] = []
         self._of_layer: dict[int, dict[str, None]] = {}
-        for p in patterns:
-            if p.startswith("re:"):
-                self._regex.append(re.compile(p[3:]))
-                continue
-            c = canonical(p)
+        every = tuple(patterns)
+        self._regex = [_regex(p) for p in every if p.startswith("re:")]
+        named = without_expert_numbers(p for p in every if not p.startswith("re:"))
+        for c in (canonical(one) for name in named for one in _unfused(name)):
             if m := _OF_LAYER.match(c):
                 self._of_layer.setdefault(int(m[1]), {})[m[2]] = None
             else:
@@ -78,9 +109,11 @@ class ModulePatterns:
                 if rest in {"", "*", ".*"} or (rest.startswith(".") and _matches_start(rest[1:], short)):
                     return True
         if self._regex:
-            spelled = (f"model.layers.{layer}.{module}", f"language_model.model.layers.{layer}.{module}") if layer is not None else (
-                module, f"model.{module}",
-            )  # fmt: skip
+            if layer is None:
+                spelled = (module, f"model.{module}", f"language_model.{module}")
+            else:
+                at = f"layers.{layer}.{module}"
+                spelled = (f"model.{at}", f"language_model.model.{at}", f"model.language_model.{at}")
             return any(r.match(s) for r in self._regex for s in spelled)
         return False
 

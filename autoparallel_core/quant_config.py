@@ -227,7 +227,7 @@ def _algorithm(q: Mapping[str, Any], view: ConfigView) -> str:
     if algo in _ALGORITHMS:
         return _ALGORITHMS[algo]
     if algo in {"W4A16_AWQ", "W4A8_AWQ", "INT4_AWQ", "W4A16", "W4A16_GPTQ"}:
-        return f"int4_g{_group({'group_size': 128, **q}, view)}"
+        return f"int4_g{_group({'group_size': q.get('group_size') or 128}, view)}"
     raise SpecError(
         f"{view.name}: quant_algo '{algo}' is not understood; known: {', '.join(_ALGORITHMS)}, W4A16_AWQ, MIXED_PRECISION"
     )
@@ -242,9 +242,12 @@ def _modelopt(q: Mapping[str, Any], view: ConfigView, source: str = "config.json
         layers = q.get("quantized_layers")
         if not isinstance(layers, Mapping):
             raise SpecError(f"{view.name}: quant_algo MIXED_PRECISION needs 'quantized_layers' (in hf_quant_config.json)")
-        by_format: dict[str, list[str]] = {}
+        by_entry: dict[tuple[Any, Any], list[str]] = {}
         for module, entry in layers.items():
-            by_format.setdefault(_algorithm(entry, view), []).append(str(module))
+            by_entry.setdefault((entry.get("quant_algo"), entry.get("group_size")), []).append(module)
+        by_format: dict[str, list[str]] = {}
+        for (algo, group), modules in by_entry.items():
+            by_format.setdefault(_algorithm({"quant_algo": algo, "group_size": group}, view), []).extend(modules)
         return QuantPlan("modelopt", None, listed=tuple((f, ModulePatterns(m)) for f, m in by_format.items()), **common)
     if not ignored and "exclude_modules" not in q and "ignore" not in q:
         view.note(
@@ -264,7 +267,7 @@ def _bitsandbytes(q: Mapping[str, Any], view: ConfigView) -> QuantPlan:
 
 def _quark(q: Mapping[str, Any], view: ConfigView) -> QuantPlan:
     def fmt(entry: Mapping[str, Any]) -> str:
-        w = entry.get("weight") or {}
+        w: Any = entry.get("weight") or {}
         w = w[0] if isinstance(w, Sequence) and not isinstance(w, str) else w
         dtype, group = str(w.get("dtype")), w.get("group_size")
         if dtype.startswith("fp8"):
@@ -288,13 +291,16 @@ def _quark(q: Mapping[str, Any], view: ConfigView) -> QuantPlan:
     return _simple("quark", fmt(whole), ignored, listed=listed, kv_dtype=kv_dtype)
 
 
+_KV_DTYPES: dict[tuple[Any, Any], str] = {(8, "float"): "fp8", (8, "int"): "int8", (4, "float"): "nvfp4"}
+
+
 def _kv(q: Mapping[str, Any], view: ConfigView) -> str | None:
     """KV-cache dtype from ``kv_cache_quant_algo`` (a name) or ``kv_cache_scheme`` (a name or {num_bits, type})."""
     v = q.get("kv_cache_quant_algo") or q.get("kv_cache_scheme")
     if v is None:
         return None
     if isinstance(v, Mapping):
-        return {(8, "float"): "fp8", (8, "int"): "int8", (4, "float"): "nvfp4"}.get((v.get("num_bits"), v.get("type", "float")))
+        return _KV_DTYPES.get((v.get("num_bits"), v.get("type", "float")))
     name = {"FP8": "fp8", "INT8": "int8", "NVFP4": "nvfp4"}.get(str(v).upper())
     if name is None:
         view.note(f"KV-cache dtype '{v}' of the checkpoint is not understood and left to the deployment")

@@ -101,6 +101,8 @@ def attention_block(
     reuse_kv: bool = False,
     qk_norm_bias: bool = False,
     inner_norm: str | None = None,
+    top_k_keys: int | None = None,
+    extra_cache: Sequence[CacheTensor] = (),
 ) -> Block:
     """Multi-head, grouped-query or multi-query attention with its norm and residual.
 
@@ -108,6 +110,7 @@ def attention_block(
     a gate of the same width; ``gate_proj`` (name, per head or per element): a projection of its own makes it.
     ``norms`` replaces the single pre-norm (pass () when the layer owns it elsewhere). ``reuse_kv``: keys and values
     are another layer's (no projections, nothing cached). ``inner_norm`` names a norm in front of the output projection.
+    ``top_k_keys`` limits each query to that many keys, chosen by ops and cache given as ``extra`` and ``extra_cache``.
     """
     h = hidden_axis(hidden)
     v_dim = v_head_dim or head_dim
@@ -132,7 +135,11 @@ def attention_block(
     if rotary:
         turned = tuple(a for _, a in made)
         ops.append(Elementwise("rotary", role="rotary", reads=turned, writes=turned))
-    ops.append(Attention("core_attention", heads=q, kv_heads=k, v_width=v_dim, window=window, chunk=chunk, causal=causal))
+    ops.append(
+        Attention(
+            "core_attention", heads=q, kv_heads=k, v_width=v_dim, window=window, chunk=chunk, causal=causal, top_k_keys=top_k_keys
+        )
+    )
     if output_gate or gate is not None:
         by = gate if gate is not None else o
         ops.append(Elementwise("attention_gate", role="gate", reads=(o, by), writes=(o,), saved=(o, by)))
@@ -143,7 +150,7 @@ def attention_block(
     cache: tuple[CacheTensor, ...] = ()
     if with_cache and not reuse_kv:
         cache = (CacheTensor("k", k, limit_tokens=limit), CacheTensor("v", v, limit_tokens=limit))
-    return Block(kind, tuple(ops), cache_per_token=cache, specificity=specificity)
+    return Block(kind, tuple(ops), cache_per_token=(*cache, *extra_cache), specificity=specificity)
 
 
 def mla_block(

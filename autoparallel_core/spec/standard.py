@@ -94,7 +94,9 @@ def standard_prologue(config: ConfigView) -> Block:
     extra: list[Op] = []
     if config.trait("learned_positions", default=False):
         rows = config.size("max_position_embeddings") + int(config.trait("position_offset", default=0))
-        extra.append(Bare("positions", weights=(Weight("embed_positions", (Axis("latent", rows), h), "embedding", linear=False),)))
+        extra.append(
+            Bare("positions", weights=(Weight("embed_positions", (Axis("latent", rows), h), "embedding", linear=False),))
+        )
     if config.trait("embedding_norm", default=False):
         extra.append(norm("embed_layernorm", h, bias=config.trait("norm") == "layer"))
     width = config.count("hidden_size_per_layer_input")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from attrs import frozen
-from autoparallel_gqa.windows import Kind, attention_kind, window_tokens
 
 from autoparallel_core.errors import SpecError
 from autoparallel_core.spec.arch import Block
@@ -14,6 +13,8 @@ from autoparallel_core.spec.blocks import attention_block
 from autoparallel_core.spec.config import ConfigView
 from autoparallel_core.spec.op import Axis, Bare, Op, Weight
 from autoparallel_core.spec.standard import layer_norms, layer_value, reuses_cache, standard_claim
+from autoparallel_gqa.sparse import block_indexer
+from autoparallel_gqa.windows import Kind, attention_kind, window_tokens
 
 
 @frozen
@@ -37,27 +38,30 @@ def attention(config: ConfigView, layer: int) -> Block | None:
         return None
     shape = layer_shape(config, layer, kind)
     qkv_bias, out_bias = biases(config)
+    indexer = block_indexer(config, layer)
     return attention_block(
         hidden=config.size("hidden_size"),
         heads=shape.heads,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         v_head_dim=shape.v_head_dim,
-        kind=_name(shape, kind),
+        kind=_name(shape, kind) if indexer is None else f"{_name(shape, kind)}_sparse",
         qkv_bias=qkv_bias,
         out_bias=out_bias,
         qk_norm=_qk_norm(config),
         qk_norm_bias=bool(config.trait("qk_norm_bias", default=False)),
         window=window_tokens(config) if kind == "sliding" else None,
         chunk=config.size("attention_chunk_size") if kind == "chunked" else None,
-        output_gate=config.flag("attn_output_gate"),
+        output_gate=config.flag("attn_output_gate", "attention_output_gate"),
         gate_proj=_gate(config),
         inner_norm=config.trait("attention_inner_norm"),
         norms=layer_norms(config, "mixer"),
         shared_kv=shape.shared_kv,
         reuse_kv=reuses_cache(config, layer),
         rotary=not config.trait("learned_positions", default=False),
-        extra=_sinks(config, shape.heads, kind),
+        extra=(*_sinks(config, shape.heads, kind), *(indexer.ops if indexer else ())),
+        extra_cache=indexer.cache if indexer else (),
+        top_k_keys=indexer.top_k_keys if indexer else None,
         specificity=specificity,
     )
 
@@ -112,8 +116,10 @@ def _positive(config: ConfigView, field: str, value: object) -> int:
 
 
 def _even_share(config: ConfigView, hidden: int, heads: int) -> int:
+    if hidden < heads:
+        raise SpecError(f"{config.name}: hidden_size {hidden} is less than the {heads} heads and head_dim is not given")
     if hidden % heads:
-        raise SpecError(f"{config.name}: hidden_size {hidden} is not a multiple of {heads} heads and head_dim is not given")
+        config.note(f"head_dim is not given and hidden_size {hidden} is no multiple of {heads} heads: {hidden // heads} is taken")
     return hidden // heads
 
 
@@ -141,6 +147,9 @@ def biases(config: ConfigView) -> tuple[bool, bool]:
 def _qk_norm(config: ConfigView) -> Literal["head", "full"] | None:
     kind = config.trait("qk_norm", default="none")
     flag = config.trait("qk_norm_flag")
+    if not config.trait("standard", default=False) and config.flag("use_qk_norm", "qk_norm"):
+        config.note("use_qk_norm is set: one query and one key norm of head_dim per layer assumed")
+        return "head"
     if flag is not None and not config.flag(str(flag), default=bool(config.trait("qk_norm_default", default=False))):
         return None
     return "head" if kind == "head" else "full" if kind == "full" else None
