@@ -42,6 +42,7 @@ DEEPSPEED = EngineSpec(
         ),
     },
     moe_grid="folded",
+    default_strategy={"zero": 1},
 )
 
 SPACE = Space(vpp=(1,), zero=(0, 1, 2, 3))

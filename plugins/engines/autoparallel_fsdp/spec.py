@@ -31,6 +31,7 @@ FSDP = EngineSpec(
         ),
     },
     moe_grid="folded",
+    default_strategy={"zero": 3},
 )
 """Versions are accelerate's. ``zero`` 3 is reshard_after_forward, 2 keeps the gathered parameters until the backward."""
 

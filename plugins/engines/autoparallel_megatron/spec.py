@@ -27,6 +27,7 @@ MEGATRON = EngineSpec(
         assumed=("ep_overlap",),
     ),
     moe_grid="folded",
+    default_strategy={"zero": 1},
 )
 """Versions are Megatron-Core's. ``ep_overlap`` is assumed: :mod:`autoparallel_megatron.overlap` decides it per strategy."""
 

@@ -38,6 +38,7 @@ TORCHTITAN = EngineSpec(
         ),
     },
     moe_grid="folded",
+    default_strategy={"zero": 3},
 )
 """CUDA graphs are on by default in 0.3 but exclude pipelines and most expert dispatchers; they are taken as off here."""
 

@@ -1,0 +1,141 @@
+"""Predict measured runs: what ``validate`` compares, without the printing.
+
+Records that ask the same question of different strategies are priced in one batch. A record that cannot be priced
+comes back ``refused`` (it says too little, or something unknown) or ``error`` (a defect of the program), never dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from attrs import field, frozen
+
+from autoparallel_core.errors import AutoparallelError
+from autoparallel_core.record_problem import Translated, Translator
+from autoparallel_core.records import RunRecord, Unreadable
+
+if TYPE_CHECKING:
+    from autoparallel_core.host import Host
+    from autoparallel_core.search.evaluation import Evaluation
+
+GIB = float(1 << 30)
+GB = 1e9
+Progress = Callable[[int, int], None]
+
+
+@frozen
+class Prediction:
+    """The answer to one record. ``predicted`` has the keys of the record's ``measured``."""
+
+    id: str
+    status: Literal["ok", "refused", "error"]
+    reason: str | None = None
+    predicted: Mapping[str, Any] = field(factory=dict)
+    notes: tuple[str, ...] = ()
+    """What the record did not state and was assumed, and the engine's rules that the strategy breaks."""
+
+
+def predict_records(
+    records: Iterable[RunRecord | Unreadable], host: Host, progress: Progress | None = None
+) -> list[Prediction]:  # fmt: skip
+    """One prediction per record, in the order given."""
+    rows = list(records)
+    out: list[Prediction | None] = [None] * len(rows)
+    translator = Translator(host)
+    groups: dict[int, list[tuple[int, Translated]]] = {}
+    for i, record in enumerate(rows):
+        if isinstance(record, Unreadable):
+            out[i] = Prediction(record.id, "error", record.reason)
+            continue
+        try:
+            t = translator.translate(record)
+        except AutoparallelError as e:
+            out[i] = Prediction(record.id, "refused", _one_line(e))
+        except Exception as e:  # noqa: BLE001 - one bad record must not lose the others
+            out[i] = Prediction(record.id, "error", f"{type(e).__name__}: {_one_line(e)}")
+        else:
+            groups.setdefault(id(t.problem), []).append((i, t))
+    done = 0
+    for members in groups.values():
+        for (i, _), prediction in zip(members, _group(rows, members, host), strict=True):
+            out[i] = prediction
+        done += len(members)
+        if progress:
+            progress(done, len(rows))
+    return [p for p in out if p is not None]
+
+
+def _one_line(e: Exception) -> str:
+    return " ".join(str(e).split())
+
+
+def _group(
+    rows: Sequence[RunRecord | Unreadable], members: Sequence[tuple[int, Translated]], host: Host
+) -> list[Prediction]:  # fmt: skip
+    """Predictions of the records of one problem."""
+    from autoparallel_core.search.evaluate import evaluate
+    from autoparallel_core.search.rules import rules_for, violations
+    from autoparallel_core.spec.strategy import StrategyBatch
+
+    problem = members[0][1].problem
+    ids = [rows[i].id for i, _ in members]
+    try:
+        figures = evaluate(problem, StrategyBatch.of([t.strategy for _, t in members]), host)
+        rules = rules_for(problem, host)
+        broken = [tuple(v.sentence for v in violations(problem, t.strategy, rules)) for _, t in members]
+    except AutoparallelError as e:
+        return [Prediction(name, "refused", _one_line(e)) for name in ids]
+    except Exception as e:  # noqa: BLE001 - one bad group must not lose the others
+        return [Prediction(name, "error", f"{type(e).__name__}: {_one_line(e)}") for name in ids]
+    pick = training_figures if problem.mode == "training" else serving_figures
+    out = []
+    for row, ((_, t), name) in enumerate(zip(members, ids, strict=True)):
+        predicted = {k: v for k, v in pick(figures, row).items() if k not in t.unpredicted}
+        if bad := [k for k, v in predicted.items() if isinstance(v, float) and not math.isfinite(v)]:
+            out.append(Prediction(name, "error", f"the prediction of {', '.join(bad)} is not a number"))
+            continue
+        notes = (*t.notes, *(f"breaks a rule of {problem.engine.name}: {s}" for s in broken[row]))
+        out.append(Prediction(name, "ok", None, predicted, notes))
+    return out
+
+
+def training_figures(e: Evaluation, row: int) -> dict[str, Any]:
+    """Decimal GB, as training runs print them."""
+    return {
+        "tokens_per_s_per_gpu": float(e.tokens_per_s_per_gpu[row]),
+        "step_time_s": float(e.total_s[row]),
+        "memory_gb": float(e.allocated_bytes[row]) / GB,
+        "memory_reserved_gb": float(e.reserved_bytes[row]) / GB,
+        "fits": bool(e.fits[row]),
+        "verdict": "does not fit" if not e.fits[row] else "tight" if e.tight[row] else "fits",
+    }
+
+
+def serving_figures(e: Evaluation, row: int) -> dict[str, Any]:
+    """GiB, as serving engines print them; ``kv_tokens`` is what one instance's cache holds."""
+    s = {k: float(v[row]) for k, v in e.serving.items()}
+    return {
+        "weights_gib_per_gpu": s["weights_bytes_per_gpu"] / GIB,
+        "kv_cache_gib_per_gpu": s["kv_bytes_per_gpu"] / GIB,
+        "kv_tokens": s["kv_tokens_per_instance"],
+        "activation_peak_gib": s["activation_bytes_per_gpu"] / GIB,
+        "non_torch_gib": s["non_torch_bytes_per_gpu"] / GIB,
+        "cuda_graph_gib": s.get("cuda_graph_bytes_per_gpu", 0.0) / GIB,
+        "ttft_ms": s["ttft_s"] * 1e3,
+        "tpot_ms": s["tpot_s"] * 1e3,
+        "output_tok_s": s["output_tokens_per_s"],
+        "tok_s_per_gpu": s["output_tokens_per_s_per_gpu"],
+        "fits": bool(e.fits[row]),
+    }
+
+
+def document(predictions: Iterable[Prediction]) -> dict[str, Any]:
+    """The object that ``validate --json`` prints."""
+    return {
+        "runs": [
+            {"id": p.id, "status": p.status, "reason": p.reason, "predicted": dict(p.predicted), "notes": list(p.notes)}
+            for p in predictions
+        ]
+    }
