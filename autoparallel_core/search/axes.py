@@ -79,19 +79,15 @@ def virtual_pipeline(problem: Problem, space: Space, pp: int) -> tuple[int, ...]
     """Chunks per rank of an interleaved schedule over ``pp`` stages.
 
     More chunks help only by making the largest chunk smaller, so for each size of it the smallest number of chunks
-    stands for all (fewer sends, same bubble); sizes are counted with and without embedding and loss as layers.
+    stands for all (fewer sends, same bubble). Embedding and loss count as layers where the software splits so.
     """
     if pp == 1:
         return (1,)
     if space.vpp:
         return tuple(v for v in sorted(set(space.vpp)) if v == 1 or pp * v <= stage_slots(problem))
-    values = {1}
-    for layers in (problem.arch.num_layers, stage_slots(problem)):
-        for largest in range(1, -(-layers // pp) + 1):
-            v = -(-layers // (pp * largest))
-            if pp * v <= stage_slots(problem):
-                values.add(v)
-    return tuple(sorted(values))
+    layers = problem.arch.num_layers + 2 * problem.software.embedding_as_layer
+    values = {-(-layers // (pp * largest)) for largest in range(1, -(-layers // pp) + 1)}
+    return tuple(sorted(v for v in values if pp * v <= stage_slots(problem)))
 
 
 def micro_batch_sizes(problem: Problem, space: Space) -> tuple[int, ...]:

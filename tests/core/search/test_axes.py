@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from problem_builders import cluster, deepseek_v3, dense, llama_70b, training
 
 from autoparallel_core.search import axes
 from autoparallel_core.spec.space import Space
+from autoparallel_core.spec.workload import Software
 
 
 @given(st.integers(1, 3000))
@@ -39,6 +41,8 @@ def test_virtual_stages_of_real_recipes() -> None:
     assert 4 in axes.virtual_pipeline(training(deepseek_v3(), 64), Space(), 8)
     assert {1, 2, 4, 5, 10, 20} <= set(axes.virtual_pipeline(training(llama_70b(), 64), Space(), 4))
     assert axes.virtual_pipeline(training(llama_70b(), 64), Space(), 1) == (1,)
+    ends = evolve(training(llama_70b(), 64), software=Software(embedding_as_layer=True))
+    assert axes.virtual_pipeline(ends, Space(), 41) == (1, 2)
     assert axes.virtual_pipeline(training(dense(4, 64, 4, 4, 64, 64), 64), Space(vpp=(1, 2, 9)), 2) == (1, 2)
 
 

@@ -57,14 +57,11 @@ def ceil(a: int, b: int) -> int:
 
 
 def smallest_vpp(layers: int, pp: int) -> set[int]:
-    """From the definition: of all v with the same largest chunk, the smallest; with and without embedding and loss."""
-    out: set[int] = set()
-    for slots in (layers, layers + 2):
-        by_chunk: dict[int, int] = {}
-        for v in range(1, (layers + 2) // pp + 1):
-            by_chunk.setdefault(ceil(slots, pp * v), v)
-        out |= set(by_chunk.values())
-    return out
+    """From the definition: of all v with the same largest chunk, the smallest (an empty chunk may hold an end of the model)."""
+    by_chunk: dict[int, int] = {}
+    for v in range(1, (layers + 2) // pp + 1):
+        by_chunk.setdefault(ceil(layers, pp * v), v)
+    return set(by_chunk.values())
 
 
 def brute_force(world: int, layers: int, experts: int, batch: int, seq: int) -> set[tuple[int, ...]]:
