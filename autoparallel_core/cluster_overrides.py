@@ -44,7 +44,7 @@ def _scale_up(gpu: Gpu, value: float) -> Gpu:
     """The given link; measured bus bandwidths scale with it, latencies stay."""
     ratio = value / gpu.scale_up_bytes_per_s
     training = {k: v * ratio if k == "all_reduce_bytes_per_s" else v for k, v in gpu.training.items()}
-    curves = scale_collectives(gpu.collectives, ratio, f"bandwidth times {ratio:.3g} for the link given")
+    curves = scale_collectives(gpu, scale_up=ratio, why="for the link given")
     host_link = gpu.host_link_bytes_per_s
     if gpu.scale_up_domain == 1 and host_link is not None:
         host_link *= ratio
@@ -52,7 +52,8 @@ def _scale_up(gpu: Gpu, value: float) -> Gpu:
 
 
 def _nic(gpu: Gpu, value: float) -> Gpu:
-    return evolve(gpu, nic_bytes_per_s=value)
+    curves = scale_collectives(gpu, nic=value / gpu.nic_bytes_per_s, why="for the NIC given")
+    return evolve(gpu, nic_bytes_per_s=value, collectives=curves)
 
 
 _OVERRIDES: Mapping[str, _Override] = {

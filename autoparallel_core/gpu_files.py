@@ -11,7 +11,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from importlib.resources.abc import Traversable
-from typing import Any
+from typing import Any, Literal
 
 import cattrs
 from attrs import evolve, fields, frozen
@@ -49,24 +49,32 @@ def read_gpus(folder: Traversable) -> tuple[Gpu, ...]:
     return tuple(_complete(gpu, links, by_name, ()) for gpu, links in by_name.values())
 
 
-def scale_collectives(
-    curves: Mapping[str, tuple[CollectiveCurve, ...]], ratio: float, why: str, origin: str | None = None
-) -> dict[str, tuple[CollectiveCurve, ...]]:
-    """The same curves on links ``ratio`` times as fast: bandwidth scales, latency stays; ``why`` heads each source."""
+def scale_collectives(gpu: Gpu, *, scale_up: float = 1.0, nic: float = 1.0, why: str) -> dict[str, tuple[CollectiveCurve, ...]]:
+    """The GPU's curves on links so many times as fast: bandwidth scales, latency stays; ``why`` heads each source.
+
+    Groups within the fabric scale with its link, those across the network with the NIC.
+    """
+    by_reach = {"fabric": scale_up, "node": 1.0, "network": nic}
 
     def one(kind: str, c: CollectiveCurve) -> CollectiveCurve:
+        ratio = by_reach[_reach(gpu, c.ranks)]
+        if ratio == 1.0:
+            return c
         share = (2.0 if kind.startswith("all_reduce") else 1.0) * (c.ranks - 1) / c.ranks
         saved = share / c.bus_bytes_per_s * (1.0 - 1.0 / ratio)
         knots = tuple((n, max(t - n * saved, min(t, c.latency_s))) for n, t in c.knots)
-        return evolve(
-            c,
-            bus_bytes_per_s=c.bus_bytes_per_s * ratio,
-            knots=knots,
-            source=f"{why} ({c.source})",
-            origin=origin or c.origin,
-        )
+        source = f"{why}, bandwidth times {ratio:.3g} ({c.source})"
+        return evolve(c, bus_bytes_per_s=c.bus_bytes_per_s * ratio, knots=knots, source=source)
 
-    return {kind: tuple(one(kind, c) for c in of_kind) for kind, of_kind in curves.items()}
+    return {kind: tuple(one(kind, c) for c in curves) for kind, curves in gpu.collectives.items()}
+
+
+def _reach(gpu: Gpu, ranks: int) -> Literal["fabric", "node", "network"]:
+    """What joins a group of so many GPUs: the scale-up link, the node's host bridges beyond it, or the network."""
+    fabric = gpu.scale_up_domain if gpu.scale_up_domain > 1 else gpu.gpus_per_node
+    if ranks <= fabric:
+        return "fabric"
+    return "node" if ranks <= gpu.gpus_per_node else "network"
 
 
 def _read(file: Traversable, folder: Traversable) -> dict[str, Any]:
@@ -145,25 +153,53 @@ def _complete(gpu: Gpu, links: _Links, known: Mapping[str, tuple[Gpu, _Links]], 
         other = like(kernels)
         for table in KERNEL_TABLES:
             inherited = {
-                key: evolve(e, origin="assumed", source=f"assumed as {other.name} ({e.source})")
+                key: evolve(e, origin="assumed", source=_assumed(other, e.source))
                 for key, e in getattr(other, table).items()
                 if table == "attention" or _supports(gpu, other, key)
             }
             changes[table] = {**inherited, **getattr(gpu, table)}
         serving = {k: v for k, v in other.serving.items() if k not in gpu.serving}
         changes["serving"] = {**serving, **gpu.serving}
-        sources |= {f"serving.{k}": f"assumed as {other.name} ({_source(other, 'serving', k)})" for k in serving}
+        sources |= {f"serving.{k}": _assumed(other, _source(other, "serving", k)) for k in serving}
     if collectives is not None:
         other = like(collectives)
-        ratio = gpu.scale_up_bytes_per_s / other.scale_up_bytes_per_s
-        inherited_curves = scale_collectives(
-            {k: v for k, v in other.collectives.items() if k not in gpu.collectives},
-            ratio,
-            f"assumed as {other.name}, bandwidth times {ratio:.3g}",
-            "assumed",
-        )
-        changes["collectives"] = {**inherited_curves, **gpu.collectives}
+        changes["collectives"] = _with_curves_of(gpu, other)
     return evolve(gpu, sources=sources, **changes)
+
+
+def _with_curves_of(gpu: Gpu, other: Gpu) -> dict[str, tuple[CollectiveCurve, ...]]:
+    """The GPU's own curves and, for group sizes it has none of, the other's on this GPU's links.
+
+    A curve of a group that the other's fabric joins says nothing about one that crosses host bridges or the network
+    here. No group is faster than its GPUs' link.
+    """
+    scaled = scale_collectives(
+        other,
+        scale_up=gpu.scale_up_bytes_per_s / other.scale_up_bytes_per_s,
+        nic=gpu.nic_bytes_per_s / other.nic_bytes_per_s,
+        why=f"as {other.name}",
+    )
+    joined = dict(gpu.collectives)
+    for kind, curves in scaled.items():
+        own = gpu.collectives.get(kind, ())
+        measured = {c.ranks for c in own}
+        inherited = [
+            evolve(
+                c,
+                origin="assumed",
+                source=f"assumed {c.source}" if c.source.startswith("as ") else _assumed(other, c.source),
+                bus_bytes_per_s=min(c.bus_bytes_per_s, (2 if kind.startswith("all_reduce") else 1) * gpu.scale_up_bytes_per_s),
+            )
+            for c in curves
+            if c.ranks not in measured and _reach(gpu, c.ranks) == _reach(other, c.ranks) != "node"
+        ]
+        if own or inherited:
+            joined[kind] = tuple(sorted((*own, *inherited), key=lambda c: c.ranks))
+    return joined
+
+
+def _assumed(other: Gpu, source: str) -> str:
+    return f"assumed as {other.name} ({source})"
 
 
 def _supports(gpu: Gpu, other: Gpu, key: str) -> bool:
