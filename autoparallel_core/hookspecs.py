@@ -74,12 +74,30 @@ class ModelHooks:
             def parse_mixer(config, layer):
                 if config.get("model_type") != "toy":
                     return None
-                return gqa_block(hidden=config.require("hidden_size"), ...)
+                return attention_block(
+                    hidden=config.size("hidden_size"), heads=config.size("num_attention_heads"),
+                    kv_heads=config.size("num_key_value_heads"), head_dim=config.size("head_dim"), specificity=10,
+                )
         """
 
     @hookspec
     def parse_ffn(self, config: ConfigView, layer: int) -> Block | Sequence[Block] | None:
-        """The feed-forward part (dense, MoE, both, none: an empty sequence) of layer ``layer``; rules as parse_mixer."""
+        """The feed-forward part (dense, MoE, both, none: an empty sequence) of layer ``layer``; rules as parse_mixer.
+
+        Example::
+
+            @hookimpl
+            def parse_ffn(config, layer):
+                if config.model_type != "toy":
+                    return None
+                hidden = config.size("hidden_size")
+                if layer < config.count("first_dense_layers"):
+                    return mlp_block(hidden=hidden, intermediate=config.size("intermediate_size"), specificity=10)
+                return moe_block(
+                    hidden=hidden, experts=config.size("num_experts"), top_k=config.size("num_experts_per_tok"),
+                    expert_intermediate=config.size("moe_intermediate_size"), specificity=10,
+                )
+        """
 
     @hookspec
     def parse_extras(self, config: ConfigView) -> Mapping[str, Sequence[Layer]] | None:
@@ -87,12 +105,27 @@ class ModelHooks:
 
         Each key is optional; the results of all plugins are joined. ``"prologue"`` and ``"epilogue"`` (one layer of
         one block each) replace the embedding and the head that the core would build from the config's fields; two
-        plugins giving the same one are a conflict.
+        plugins giving the same one are a conflict. ``config.layers`` holds the decoder layers as built.
+
+        Example::
+
+            @hookimpl
+            def parse_extras(config):
+                if config.model_type != "toy":
+                    return None
+                return {"mtp": config.layers[-1:] * config.count("num_nextn_predict_layers")}
         """
 
     @hookspec
     def catalogue(self) -> Mapping[str, Mapping[str, Any]] | None:
-        """Models known by name: ``{"org/Model-8B": {config.json fields …}}``. Duplicate names are refused."""
+        """Models known by name: ``{"org/Model-8B": {config.json fields …}}``. Duplicate names are refused.
+
+        Example::
+
+            @hookimpl
+            def catalogue():
+                return {"toy-org/Toy-8B": {"model_type": "toy", "hidden_size": 4096, "num_hidden_layers": 32}}
+        """
 
 
 class HardwareHooks:
@@ -106,16 +139,41 @@ class HardwareHooks:
 
             @hookimpl
             def gpus():
-                return [Gpu(name="T-1000", vendor="acme", memory_bytes=96e9, ...)]
+                return [Gpu(
+                    name="T-1000", vendor="acme", memory_bytes=95.6e9, marketing_memory_bytes=96e9, hbm_bytes_per_s=2e12,
+                    peak_flops={"bf16": 4e14}, scale_up_bytes_per_s=2e11, scale_up_domain=8, nic_bytes_per_s=25e9,
+                    gpus_per_node=8, host_memory_bytes_per_node=1e12, sources={"peak_flops": "acme data sheet 7, dense"},
+                )]
         """
 
     @hookspec
     def measure(self, probe: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Run one measurement on the machine at hand and return its figures in SI units, or None when this plugin cannot."""
+        """Run one measurement on the machine at hand and return its figures in SI units, or None when this plugin cannot.
+
+        ``probe`` names the ``kind`` of measurement and its shapes. At most one plugin may answer.
+
+        Example::
+
+            @hookimpl
+            def measure(probe):
+                if probe["kind"] != "copy":
+                    return None
+                source = bytearray(probe["bytes"])
+                started = time.perf_counter()
+                bytes(source)
+                return {"seconds": time.perf_counter() - started, "bytes": probe["bytes"]}
+        """
 
     @hookspec
     def profiles(self, gpu: str) -> Sequence[Path] | None:
-        """Measured profile files that ship for a GPU."""
+        """Measured profile files that ship for a GPU (the name of its preset).
+
+        Example::
+
+            @hookimpl
+            def profiles(gpu):
+                return sorted((Path(__file__).parent / "profiles").glob(f"{gpu}*.json"))
+        """
 
 
 class EngineHooks:
@@ -126,19 +184,60 @@ class EngineHooks:
 
     @hookspec
     def engines(self) -> Sequence[EngineSpec] | None:
-        """Engines of this plugin: identity, modes, software defaults, constants."""
+        """Engines of this plugin: identity, modes, software defaults, constants.
+
+        Example::
+
+            @hookimpl
+            def engines():
+                return [EngineSpec(name="toy", modes=("training",), default_version="1.0", summary="shards nothing")]
+        """
 
     @hookspec
     def search_space(self, problem: Problem) -> Space | None:
-        """The axes to enumerate for this problem, each with its legal values; None keeps the core's full space."""
+        """The axes to enumerate for this problem, each with its legal values; None keeps the core's full space.
+
+        An axis left out keeps the core's values. At most one plugin may answer.
+
+        Example::
+
+            @hookimpl
+            def search_space(problem):
+                return Space(vpp=(1,), zero=(1, 3)) if problem.engine.name == "toy" else None
+        """
 
     @hookspec
     def rules(self, problem: Problem) -> Sequence[Rule] | None:
-        """Legality rules that hold for ``problem.engine_version``; predicates are called per batch."""
+        """Legality rules that hold for ``problem.engine_version``; predicates are called per batch.
+
+        ``autoparallel_core.search.common_rules`` makes the usual ones.
+
+        Example::
+
+            @hookimpl
+            def rules(problem):
+                if problem.engine.name != "toy":
+                    return None
+                return [Rule(
+                    "tp in node",
+                    broken=lambda problem, batch: batch.tp > problem.cluster.gpus_per_node,
+                    sentence=lambda problem, s: f"tp {s.tp} exceeds the {problem.cluster.gpus_per_node} GPUs of a node",
+                    source="toy manual, section 2",
+                )]
+        """
 
     @hookspec
     def memory(self, problem: Problem, batch: StrategyBatch) -> Mapping[str, FloatArray] | None:
-        """Bytes per GPU that this engine adds to (or, negative, saves from) the core's count, by cause: float64[S] each."""
+        """Bytes per GPU that this engine adds to (or, negative, saves from) the core's count, by cause: float64[S] each.
+
+        Example::
+
+            @hookimpl
+            def memory(problem, batch):
+                if problem.engine.name != "toy":
+                    return None
+                return {"gradient buckets": np.where(batch.dp > 1, 2 * 256e6, 0.0)}
+        """
 
     @hookspec
     def adjust_cost(
@@ -146,16 +245,48 @@ class EngineHooks:
     ) -> Mapping[str, FloatArray] | None:
         """Seconds to add per step by cause, float64[S] each.
 
-        The deltas of all plugins are summed; the result may not fall below the hardware bound.
+        The deltas of all plugins are summed; the result may not fall below the hardware bound. ``cost`` holds the
+        core's seconds by cause; a negative delta under the same cause says what the engine hides.
+
+        Example::
+
+            @hookimpl
+            def adjust_cost(problem, batch, cost):
+                if problem.engine.name != "toy":
+                    return None
+                return {"dp_comm": -np.minimum(0.5 * cost["dp_comm"], 0.5 * cost["gemm"])}
         """
 
     @hookspec
     def export(self, problem: Problem, strategy: Any, options: Mapping[str, Any]) -> Mapping[str, str] | None:
-        """Launch files as ``{relative path: text}`` for one strategy."""
+        r"""Launch files as ``{relative path: text}`` for one strategy. At most one plugin may answer.
+
+        Example::
+
+            @hookimpl
+            def export(problem, strategy, options):
+                if problem.engine.name != "toy":
+                    return None
+                return {"launch.sh": f"toy-train --tp {strategy.tp} --pp {strategy.pp} --dp {strategy.dp}\n"}
+        """
 
     @hookspec
     def read(self, files: Mapping[str, str], engine: str | None) -> Mapping[str, Any] | None:
-        """Strategy, engine and workload found in launch files ``{name: text}``, or None when the format is not this engine's."""
+        r"""Strategy, engine and workload found in launch files ``{name: text}``, or None when the format is not this engine's.
+
+        ``engine`` is the one the user named, None when the format has to tell. At most one plugin may answer.
+
+        Example::
+
+            @hookimpl
+            def read(files, engine):
+                text = files.get("launch.sh", "")
+                found = re.search(r"toy-train --tp (\d+) --pp (\d+) --dp (\d+)", text)
+                if found is None or engine not in {None, "toy"}:
+                    return None
+                tp, pp, dp = map(int, found.groups())
+                return {"engine": "toy", "strategy": Strategy(tp=tp, sp=int(tp > 1), pp=pp, dp=dp)}
+        """
 
 
 class PlannerHooks:
@@ -163,11 +294,32 @@ class PlannerHooks:
 
     @hookspec
     def planners(self) -> Mapping[str, str] | None:
-        """Planner names of this plugin with one sentence each."""
+        """Planner names of this plugin with one sentence each.
+
+        Example::
+
+            @hookimpl
+            def planners():
+                return {"first": "takes the first strategy of the space"}
+        """
 
     @hookspec
     def plan(self, planner: str, problem: Problem, options: Mapping[str, Any]) -> Any | None:
-        """Search with the named planner and return a SearchResult, or None when the name is not this plugin's."""
+        """Search with the named planner and return a SearchResult, or None when the name is not this plugin's.
+
+        ``options`` holds ``host`` (whose hooks to ask), ``top`` (plans to return) and what else the planner documents.
+
+        Example::
+
+            @hookimpl
+            def plan(planner, problem, options):
+                if planner != "first":
+                    return None
+                host = options["host"]
+                space, rules = host.search_space(problem) or Space(), rules_for(problem, host)
+                batch = next(iter(enumerate_space(problem, space, rules)))
+                return SearchResult(problem, plans=(explain_strategy(problem, batch[0], host),), evaluated=1, planner="first")
+        """
 
 
 HOOKS_BY_GROUP: dict[str, type] = {

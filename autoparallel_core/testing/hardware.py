@@ -37,6 +37,8 @@ MEMORY_OVER_MARKETING = (0.85, 1.08)
 """What the driver shows over what the page says: ECC and reserves take some, a "GB" that means GiB adds 7%."""
 FLOPS_PER_BYTE = (20.0, 3000.0)
 """16-bit peak over memory bandwidth."""
+BEYOND_LINK = {"all_reduce": 2.0, "dispatch": 2.0, "combine": 2.0}
+"""Collectives whose accounted bytes exceed those on the wire: reduced inside the switch, or sent once for several experts."""
 ORIGINS = ("preset", "measured", "vendor", "fitted", "assumed")
 
 
@@ -97,8 +99,7 @@ def _collectives(gpu: Gpu) -> Iterator[str]:
     for kind, curves in gpu.collectives.items():
         for c in curves:
             where = f"collectives[{kind}] of {c.ranks} ranks"
-            # an all-reduce done inside the switch moves each byte once and may report up to twice the link
-            limit = gpu.scale_up_bytes_per_s * (2.0 if kind.startswith("all_reduce") else 1.1)
+            limit = gpu.scale_up_bytes_per_s * next((f for k, f in BEYOND_LINK.items() if kind.startswith(k)), 1.1)
             if c.ranks < 2 or not 0 < c.bus_bytes_per_s <= limit:
                 yield f"{where}: {c.bus_bytes_per_s:g} bytes/s on a link of {gpu.scale_up_bytes_per_s:g}"
             if not 0 <= c.latency_s <= 1e-2:
