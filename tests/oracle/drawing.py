@@ -39,7 +39,7 @@ def moe(r: Random) -> Config:
 
 
 def free_head_dim(r: Random) -> Config:
-    return {"head_dim": r.choice((4, 12, 20)), "hidden_size": r.choice((48, 56, 96))}
+    return {"head_dim": r.choice((4, 12, 20)), "hidden_size": r.choice((48, 96, 144))}
 
 
 def latent(r: Random, *, q_rank: bool | None = None) -> Config:

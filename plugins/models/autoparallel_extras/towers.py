@@ -149,7 +149,7 @@ def moonvit(v: Part, text_hidden: int) -> Tower:
     h = v.size("vt_hidden_size", "hidden_size")
     merge = v.fields.get("merge_kernel_size") or [2, 2]
     merged = h * int(merge[0]) * int(merge[1])
-    table = v.size("init_pos_emb_height") * v.size("init_pos_emb_width") * h
+    table = v.size("init_pos_emb_height", "pos_emb_height") * v.size("init_pos_emb_width", "pos_emb_width") * h
     inter = v.size("vt_intermediate_size", "intermediate_size")
     return Tower(
         "vision",
