@@ -62,7 +62,7 @@ def grid_search(
             progress(best.evaluated, tally.total)
         if first_fit and best.fitting:
             break
-    require_some(problem, tally)
+    require_some(problem, space, tally)
     plans = _plans(problem, best.top.ranked()[0], host, price)
     miss: list[Plan] = []
     if not plans and best.miss.strategy is not None:

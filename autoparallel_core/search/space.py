@@ -9,8 +9,7 @@ Axis legend: S strategies, R layouts, O options of one layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from attrs import define, field
@@ -19,14 +18,12 @@ from numpy.typing import NDArray
 from autoparallel_core.errors import SpecError
 from autoparallel_core.search import axes
 from autoparallel_core.search.facts import is_moe
+from autoparallel_core.search.product import IntArray, Table, cross, cross_by, rows_where, unit
 from autoparallel_core.search.rules import ReadsOptions, apply_rules, first_broken
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.rule import Rule
 from autoparallel_core.spec.space import Space
 from autoparallel_core.spec.strategy import COLUMNS, StrategyBatch
-
-IntArray = NDArray[np.int64]
-Table = dict[str, IntArray]
 
 OPTIONS = ("shard", "zero", "recompute", "recompute_layers", "offload")
 LAYOUT = tuple(c for c in COLUMNS if c not in OPTIONS)
@@ -83,7 +80,7 @@ def enumerate_space(
         tally.refuse({r.id: int(n) * n_options for r, n in zip(layout_rules, by_rule, strict=True) if n})
         kept_rows = rows[first[rows] < 0]
         tally.total += len(kept_rows) * n_options
-        survivors.append((_filter(table, kept_rows), options))
+        survivors.append((rows_where(table, kept_rows), options))
     for batch in _batches(survivors, chunk):
         legal, refused = apply_rules(problem, batch, option_rules)
         tally.refuse(refused)
@@ -111,22 +108,27 @@ def training_layouts(problem: Problem, space: Space) -> Table:
 
     The world is tp·cp·pp·dp; experts fold over the same ranks, so etp·ep must divide tp·cp·dp.
     """
-    world, work = problem.cluster.n_gpus, problem.training
-    t = _cross(_unit(), "tp", axes.training_tp(problem, space), lambda t: world % t["tp"] == 0)
-    t = _cross(t, "pp", axes.training_pp(problem, space), lambda t: world % (t["tp"] * t["pp"]) == 0)
-    t = _cross(t, "cp", axes.training_cp(problem, space), lambda t: world % (t["tp"] * t["pp"] * t["cp"]) == 0)
-    t["dp"] = world // (t["tp"] * t["pp"] * t["cp"])
-    t = _filter(t, work.global_batch_size % t["dp"] == 0)
-    t = _cross(t, "mbs", axes.micro_batch_sizes(problem, space), lambda t: _micro_batch_ok(problem, space, t))
-    t = _cross_by(t, "vpp", "pp", lambda pp: axes.virtual_pipeline(problem, space, pp))
-    t = _cross(t, "sp", space.sp or (0, 1), lambda t: (t["sp"] == 0) | (t["tp"] > 1), fallback=0)
+    t = _data_parallel(problem, space)
+    t = rows_where(t, problem.training.global_batch_size % t["dp"] == 0)
+    t = cross(t, "mbs", axes.micro_batch_sizes(problem, space), lambda t: _micro_batch_ok(problem, space, t))
+    t = cross_by(t, "vpp", "pp", lambda pp: axes.virtual_pipeline(problem, space, pp))
+    t = cross(t, "sp", space.sp or (0, 1), lambda t: (t["sp"] == 0) | (t["tp"] > 1), fallback=0)
     if is_moe(problem.arch):
-        t = _cross(t, "ep", axes.expert_parallel(problem, space), lambda t: (t["tp"] * t["cp"] * t["dp"]) % t["ep"] == 0)
-        t = _cross_by(t, "etp", "tp", lambda tp: tuple(v for v in space.etp or axes.divisors(tp) if tp % v == 0))
-        t = _filter(t, (t["tp"] * t["cp"] * t["dp"]) % (t["ep"] * t["etp"]) == 0)
+        t = cross(t, "ep", axes.expert_parallel(problem, space), lambda t: (t["tp"] * t["cp"] * t["dp"]) % t["ep"] == 0)
+        t = cross_by(t, "etp", "tp", lambda tp: tuple(v for v in space.etp or axes.divisors(tp) if tp % v == 0))
+        t = rows_where(t, (t["tp"] * t["cp"] * t["dp"]) % (t["ep"] * t["etp"]) == 0)
         if problem.engine.moe_grid == "tp_or_ep":
-            t = _filter(t, (t["ep"] == 1) | (t["etp"] == 1))
+            t = rows_where(t, (t["ep"] == 1) | (t["etp"] == 1))
     return _complete(t)
+
+
+def _data_parallel(problem: Problem, space: Space) -> Table:
+    """Every (tp, pp, cp) whose product divides the world, with the dp that fills it."""
+    world = problem.cluster.n_gpus
+    t = cross(unit(), "tp", axes.training_tp(problem, space), lambda t: world % t["tp"] == 0)
+    t = cross(t, "pp", axes.training_pp(problem, space), lambda t: world % (t["tp"] * t["pp"]) == 0)
+    t = cross(t, "cp", axes.training_cp(problem, space), lambda t: world % (t["tp"] * t["pp"] * t["cp"]) == 0)
+    return t | {"dp": world // (t["tp"] * t["pp"] * t["cp"])}
 
 
 def inference_layouts(problem: Problem, space: Space) -> Table:
@@ -138,20 +140,20 @@ def inference_layouts(problem: Problem, space: Space) -> Table:
     n = problem.cluster.n_gpus
     tp_limit = axes.SERVING_TP_NODES * axes.domain_ranks(problem)
     steps = sorted({*axes.divisors(n), *(1 << i for i in range(n.bit_length()))})
-    t = _cross(_unit(), "tp", space.tp or [d for d in steps if d <= tp_limit], lambda t: t["tp"] <= n)
+    t = cross(unit(), "tp", space.tp or [d for d in steps if d <= tp_limit], lambda t: t["tp"] <= n)
     moe = is_moe(problem.arch)
     default_dp = [d for d in steps if d <= axes.MAX_ATTENTION_DP] if moe else [1]
-    t = _cross(t, "attn_dp", space.attn_dp or default_dp, lambda t: t["tp"] * t["attn_dp"] <= n)
+    t = cross(t, "attn_dp", space.attn_dp or default_dp, lambda t: t["tp"] * t["attn_dp"] <= n)
     stages = space.pp or [d for d in steps if d <= problem.arch.num_layers]
-    t = _cross(t, "pp", stages, lambda t: t["tp"] * t["attn_dp"] * t["pp"] <= n)
+    t = cross(t, "pp", stages, lambda t: t["tp"] * t["attn_dp"] * t["pp"] <= n)
     t["dp"] = n // (t["tp"] * t["attn_dp"] * t["pp"])
     if moe:
-        t = _cross(t, "ep", axes.expert_parallel(problem, space), lambda t: (t["tp"] * t["attn_dp"]) % t["ep"] == 0)
+        t = cross(t, "ep", axes.expert_parallel(problem, space), lambda t: (t["tp"] * t["attn_dp"]) % t["ep"] == 0)
         t["etp"] = t["tp"] * t["attn_dp"] // t["ep"]
         if problem.engine.moe_grid == "tp_or_ep":
-            t = _filter(t, (t["ep"] == 1) | (t["etp"] == 1))
+            t = rows_where(t, (t["ep"] == 1) | (t["etp"] == 1))
         if space.etp:
-            t = _filter(t, np.isin(t["etp"], space.etp))
+            t = rows_where(t, np.isin(t["etp"], space.etp))
     t["sp"] = (t["tp"] > 1).astype(np.int64)
     return _complete(t)
 
@@ -165,46 +167,6 @@ def _micro_batch_ok(problem: Problem, space: Space, t: Table) -> NDArray[np.bool
     ok &= (t["mbs"] == 1) | (t["mbs"] * work.seq_len <= axes.MAX_TOKENS_PER_MICRO_BATCH * t["cp"])
     third = np.where(t["mbs"] % 3 == 0, t["mbs"] // 3, t["mbs"])
     return np.asarray(ok & ((t["pp"] == 1) | (third & (third - 1) == 0)))
-
-
-# --- products of small tables ---------------------------------------------------------------------------------
-
-
-def _unit() -> Table:
-    return {"tp": np.ones(1, dtype=np.int64)}
-
-
-def _filter(t: Table, keep: Any) -> Table:
-    return {c: v[keep] for c, v in t.items()}
-
-
-def _cross(
-    t: Table, name: str, values: Sequence[int], keep: Callable[[Table], Any], *, fallback: int | None = None
-) -> Table:  # fmt: skip
-    """Every row with every value, less those that ``keep`` drops; rows left with none take ``fallback``, if given."""
-    v = np.unique(np.asarray(values, dtype=np.int64))
-    n = len(t["tp"])
-    out = {c: np.repeat(a, len(v)) for c, a in t.items() if c != name}
-    out[name] = np.tile(v, n)
-    mask = np.asarray(keep(out), dtype=bool)
-    kept = _filter(out, mask)
-    if fallback is None:
-        return kept
-    bare = ~mask.reshape(n, len(v)).any(axis=1)
-    lost = _filter(t, bare) | {name: np.full(int(bare.sum()), fallback, dtype=np.int64)}
-    return {c: np.concatenate([kept[c], lost[c]]) for c in kept}
-
-
-def _cross_by(t: Table, name: str, key: str, values: Callable[[int], Sequence[int]]) -> Table:
-    """Every row with the values that its ``key`` column allows."""
-    keys, inverse = np.unique(t[key], return_inverse=True)
-    lists = [np.asarray(values(int(k)), dtype=np.int64) for k in keys]
-    lengths = np.array([len(v) for v in lists], dtype=np.int64)
-    flat = np.concatenate([*lists, np.zeros(0, dtype=np.int64)])
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
-    per_row = lengths[inverse]
-    within = np.arange(int(per_row.sum())) - np.repeat(np.cumsum(per_row) - per_row, per_row)
-    return {c: np.repeat(a, per_row) for c, a in t.items()} | {name: flat[np.repeat(starts[inverse], per_row) + within]}
 
 
 def _complete(t: Table) -> Table:
@@ -286,13 +248,15 @@ def _batches(groups: Sequence[tuple[Table, Table]], chunk: int) -> Iterator[Stra
         yield StrategyBatch.concat(waiting)
 
 
-def require_some(problem: Problem, tally: Tally) -> None:
+def require_some(problem: Problem, space: Space, tally: Tally) -> None:
     """Raise SpecError when nothing at all divides: the batch or the axes' values cannot fill the cluster."""
     if tally.enumerated:
         return
     n = problem.cluster.n_gpus
     if problem.mode == "training":
         batch = problem.training.global_batch_size
+        if not len(_data_parallel(problem, space)["dp"]):
+            raise SpecError(f"{n} GPUs cannot be split by the degrees that {problem.engine.name} offers for this model")
         raise SpecError(
             f"no split of {n} GPUs gives a data-parallel size that divides the global batch of {batch} sequences; "
             f"a batch of {-(-batch // n) * n} would do"

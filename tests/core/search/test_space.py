@@ -238,7 +238,9 @@ def test_nothing_divides_says_so() -> None:
     assert not every(problem, Space(tp=(1,)))
     list(enumerate_space(problem, Space(tp=(1,)), tally=tally))
     with pytest.raises(SpecError, match=r"no split of 7 GPUs .* a batch of 7 would do"):
-        require_some(problem, tally)
+        require_some(problem, Space(tp=(1,)), tally)
+    with pytest.raises(SpecError, match="7 GPUs cannot be split by the degrees that test offers"):
+        require_some(problem, Space(tp=(2, 3)), Tally())
 
 
 # --- inference ------------------------------------------------------------------------------------------------
