@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -86,7 +87,7 @@ def test_plugins_lists_both(python: Path) -> None:
     assert set(example["lattice"]["hooks"]) == {"engines", "search_space", "rules", "memory", "adjust_cost"}
     ours = [p for p in listed if p["distribution"] == "autoparallel-advisor"]
     assert len(ours) > 10
-    assert {p["status"] for p in ours} == {"loaded"}
+    assert [p for p in ours if p["status"] != "loaded"] == []
 
 
 def test_a_search_uses_accelerator_engine_and_model_of_the_example(python: Path) -> None:
@@ -104,7 +105,8 @@ def test_a_search_uses_accelerator_engine_and_model_of_the_example(python: Path)
 
 
 def test_the_conformance_suite_passes_for_ours_and_the_example(python: Path, tmp_path: Path) -> None:
-    example = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", EXAMPLE / "tests", cwd=tmp_path)
+    shutil.copytree(EXAMPLE / "tests", tmp_path / "tests")  # away from the checkout and its pytest settings
+    example = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", cwd=tmp_path)
     assert " passed" in example.stdout
     assert "skipped" not in example.stdout
     everything = run(

@@ -31,9 +31,7 @@ def why(problem: Problem, strategy: Strategy) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        "tp cp inside a node", broken=leaves_the_node, sentence=why, source=f"{MANUAL}: rings and reductions use the node's links"
-    ),
+    Rule("tp cp inside a node", broken=leaves_the_node, sentence=why, source=f"{MANUAL}: rings stay on the node's links"),
     common.world_product(f"{MANUAL}: launch"),
     common.heads_divisible(f"{MANUAL}: attention"),
     common.kv_heads_divisible_or_replicated(f"{MANUAL}: attention"),
