@@ -132,8 +132,7 @@ def _grouped(
     states = float(state_layers.sum())
     every = [*n.values(), *([states] if states else [])]
     g = max(every) if max(every) < 1.25 * min(every) else min(every)
-    padded = {w: np.ceil(c / g) * g / c for w, c in n.items()}
-    tokens = {w: b * padded[w] for w, b in kinds.items()}
+    tokens = {w: b * (np.ceil(n[w] / g) * g) / n[w] for w, b in kinds.items()}
     state = np.zeros_like(page)
     if states:
         # bytes per token of one attention layer, the same on every stage

@@ -42,7 +42,10 @@ RULES = (
     columns_at_one(("cp",), "attention context parallelism is not modelled for this engine; use cp 1", _ARGS, rule_id="cp = 1"),
     heads_divisible("python/sglang/srt/models: num_heads % attention tp", modes=SERVING),
     kv_heads_divisible_or_replicated("python/sglang/srt/models: K replicated when attention tp > K", modes=SERVING),
-    expert_grid("python/sglang/srt/layers/moe: moe_tp = tp_size / ep_size"),
+    expert_grid("python/sglang/srt/layers/moe: moe_tp = tp_size / ep_size", since="0.5"),
+    expert_grid(
+        "server_args.py before 0.5: --enable-ep-moe sets ep_size = tp_size", all_or_nothing=True, rule_id="ep or etp", until="0.5"
+    ),
     ep_needs_experts(_ARGS, modes=SERVING),
     experts_divisible("python/sglang/srt/layers/moe/fused_moe_triton/layer.py", modes=SERVING),
     attention_dp_needs_experts("docs, data parallelism attention: for MoE models; dense replicas are independent servers"),

@@ -39,6 +39,13 @@ RULES = (
     expert_grid(f"{_PARALLEL}: enable_expert_parallel sets ep = tp·dp", all_or_nothing=True),
     ep_needs_experts(_PARALLEL, modes=SERVING),
     experts_divisible("vllm/model_executor/layers/fused_moe/layer.py: experts % ep without redundant experts", modes=SERVING),
+    columns_at_one(
+        ("attn_dp", "ep"),
+        "expert parallelism and data-parallel attention came with 0.8; use attn_dp 1 and ep 1",
+        "release notes of 0.8.0: --enable-expert-parallel, --data-parallel-size",
+        rule_id="no ep before 0.8",
+        until="0.8",
+    ),
     attention_dp_needs_experts("vllm docs, data parallel deployment: dense replicas are independent"),
     stages_at_most_layers("vllm/distributed/utils.py, get_pp_indices", modes=SERVING),
     widths_divisible("vllm/distributed/utils.py, divide()"),
