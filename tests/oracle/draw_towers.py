@@ -94,7 +94,7 @@ def gemma4(r: Random) -> Config:
 def kimi_k25(r: Random) -> Config:
     text = deepseek_v3(r)
     vision = sizes(r) | {"patch_size": 4, "pos_emb_height": 3, "pos_emb_width": 5, "pos_emb_time": 2, "merge_kernel_size": [2, 2]}
-    return whole("kimi_k25", text, vision)
+    return whole("kimi_k25", text, vision, projection_hidden_size=vision["hidden_size"])
 
 
 @towered
