@@ -6,10 +6,10 @@ Example::
 
     import autoparallel_core as ap
 
-    h100 = ap.build_cluster(ap.host().gpu("H100-SXM"), 64)
-    arch = ap.load_model("meta-llama/Llama-3.1-70B", ap.host())
-    work = ap.TrainingWorkload(seq_len=8192, global_batch_size=512)
-    problem = ap.make_problem(arch, h100, work, engine="megatron", host=ap.host())
+    arch = ap.load_model("path/to/config.json", ap.host())
+    cluster = ap.build_cluster(ap.host().gpu("name or alias"), 64)
+    workload = ap.TrainingWorkload(seq_len=8192, global_batch_size=512)
+    problem = ap.make_problem(arch, cluster, workload, engine="name", host=ap.host())
     print(ap.search(problem).plans[0].strategy)
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from autoparallel_core.problem import make_problem as make_problem
     from autoparallel_core.search.api import search as search
     from autoparallel_core.search.evaluate import evaluate as evaluate
-    from autoparallel_core.search.evaluate import explain_strategy as explain_strategy
+    from autoparallel_core.search.explain import explain_strategy as explain_strategy
     from autoparallel_core.search.rules import rules_for as rules_for
     from autoparallel_core.search.rules import violations as violations
     from autoparallel_core.spec.problem import EngineSpec as EngineSpec
@@ -63,7 +63,8 @@ _WHERE = {
     "host": ("Host", "LocalPlugin", "PluginInfo"),
     "models": ("build_arch", "load_model"),
     "problem": ("make_problem",),
-    "search.evaluate": ("evaluate", "explain_strategy"),
+    "search.evaluate": ("evaluate",),
+    "search.explain": ("explain_strategy",),
     "search.rules": ("rules_for", "violations"),
     "spec.problem": ("EngineSpec", "Problem"),
     "spec.rule": ("Rule",),
@@ -72,7 +73,7 @@ _WHERE = {
     "spec.workload": ("InferenceWorkload", "Software", "TrainingWorkload"),
 }  # fmt: skip
 _SOURCES = {name: (module, name) for module, names in _WHERE.items() for name in names}
-_SOURCES["plan"] = ("search.evaluate", "explain_strategy")
+_SOURCES["plan"] = ("search.explain", "explain_strategy")
 _CALLABLE_MODULES = ("host", "search")
 """Modules named like the function they offer: they are callable (see ``callable_module``)."""
 

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from autoparallel_core.host import Host
 
 SCALE_OUT_LATENCY_S = 12e-6
-SCALE_OUT_LATENCY_SOURCE = "NCCL send/recv of 2 KiB: 17 µs across nodes against 5 µs inside one (vidur network profile, H100)"
+SCALE_OUT_LATENCY_SOURCE = (
+    "NCCL send/recv of 2 KiB: 17 µs across nodes against 5 µs inside one (network profiles of vidur, arXiv 2405.05465)"
+)
 NODE_LATENCY_S = 10e-6
 NODE_LATENCY_SOURCE = "assumed: a copy through host bridges"
 SCALE_UP_LATENCY_S = 5e-6
-SCALE_UP_LATENCY_SOURCE = "NCCL send/recv of 2 KiB inside one node: 5 µs (vidur network profile, H100)"
+SCALE_UP_LATENCY_SOURCE = "NCCL send/recv of 2 KiB inside one node: 5 µs (network profiles of vidur, arXiv 2405.05465)"
 
 
 def build_cluster(

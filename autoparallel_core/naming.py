@@ -26,8 +26,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     Example::
 
-        >>> did_you_mean("H10", ["H100", "A100"])
-        'did you mean H100 or A100?'
+        >>> did_you_mean("T-100", ["T-1000", "X-1"])
+        'did you mean T-1000?'
     """
     names = sorted(set(known))
     if near := near_names(name, names):

@@ -2,7 +2,7 @@
 
 Symbols: p stages, v virtual stages per rank, m micro-batches, F forward, B input-gradient and W weight-gradient
 time of one micro-batch on one (average) stage. Sources: Narayanan et al., arXiv 2104.04473, section 2.2 (1F1B and
-interleaved); Qi et al., arXiv 2401.10241, table 2 (ZB-H1); DeepSeek-V3, arXiv 2412.19437, table 2 (DualPipe).
+interleaved); Qi et al., arXiv 2401.10241, table 2 (ZB-H1); arXiv 2412.19437, table 2 (DualPipe).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which operators an activation-recompute mode runs again and which saved tensors it drops.
 
-Module names are Megatron-Core's ``--recompute-modules``; ``op`` is the per-operator selective policy of
+Module names are those of trainers' ``--recompute-modules``; ``op`` is the per-operator selective policy of
 PyTorch-native trainers (save attention and every second matrix product, recompute the rest).
 """
 

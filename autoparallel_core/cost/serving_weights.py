@@ -63,7 +63,7 @@ def block_bytes(problem: Problem, mesh: ServingMesh, block: Block) -> Array:
 
 
 def absorbed_bytes(problem: Problem, mesh: ServingMesh, block: Block) -> Array:
-    """What absorbed decoding keeps beside a latent attention's up-projection (DeepSeek-V2, arXiv 2405.04434, section 2.1.2).
+    """What absorbed decoding keeps beside a latent attention's up-projection (arXiv 2405.04434, section 2.1.2).
 
     Split: rank × heads/tp × (key width without rotary + value width) elements in the model's dtype. Fused: query input ×
     heads/tp × rank and heads/tp × rank × hidden elements, and the rotary part of the query projection again.

@@ -1,6 +1,6 @@
 """Local shapes: how many tokens and elements one rank holds when mesh dimensions are assigned to axis names.
 
-The assignment of Megatron-style parallelism is one fixed table (Narayanan et al., arXiv 2104.04473, section 3;
+The usual assignment is one fixed table (tensor and pipeline parallelism: Narayanan et al., arXiv 2104.04473, section 3;
 sequence parallelism: Korthikanti et al., arXiv 2205.05198, section 4.2.2; expert folding: the second grid
 ``etp·ep`` over the same ranks). Axis legend: U unique layer keys.
 """

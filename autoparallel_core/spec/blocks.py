@@ -170,7 +170,7 @@ def mla_block(
     top_k_keys: int | None = None,
     specificity: int = 0,
 ) -> Block:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
+    """Multi-head latent attention (arXiv 2405.04434, section 2.1).
 
     The cache is one latent of kv_lora_rank + qk_rope_head_dim per token, held whole by every tensor-parallel rank.
     ``extra`` ops (an indexer) run before the attention.

@@ -52,7 +52,7 @@ class Gpu:
 
     ``peak_flops`` is dense, by dtype (``bf16 fp16 fp8 fp4 int8 tf32 fp32``); a missing dtype is not supported
     by the tensor cores. ``scale_up_bytes_per_s`` and ``nic_bytes_per_s`` are per GPU and *per direction*.
-    ``memory_bytes`` is what the driver shows (nvidia-smi), ``marketing_memory_bytes`` what the page says.
+    ``memory_bytes`` is what the driver shows, ``marketing_memory_bytes`` what the page says.
     """
 
     name: str

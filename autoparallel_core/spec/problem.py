@@ -35,7 +35,7 @@ class EngineSpec:
     constants: Mapping[str, Constant] = field(factory=dict)
     """Overrides of, or additions to, the core's constants, by the same names (see docs/reference/constants.md)."""
     moe_grid: Literal["folded", "tp_or_ep"] = "folded"
-    """folded: ep and etp chosen freely (Megatron folding); tp_or_ep: experts are either TP- or EP-sharded."""
+    """folded: ep and etp chosen freely (parallel folding, arXiv 2504.14960); tp_or_ep: experts are either TP- or EP-sharded."""
     default_strategy: Mapping[str, int] = field(factory=dict)
     """Columns of Strategy that a launch file or run record which says nothing means (zero, recompute); others are Strategy's."""
     default_for: tuple[Literal["training", "inference"], ...] = ()

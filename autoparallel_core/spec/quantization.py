@@ -58,7 +58,7 @@ def int_format(bits: int, group_size: int, *, zero_point: bool) -> WeightFormat:
 
 
 def fp8_block_format(block: int) -> WeightFormat:
-    """FP8 with one fp32 scale per ``block × block`` tile (DeepSeek-V3 technical report, arXiv 2412.19437, section 3.3)."""
+    """FP8 with one fp32 scale per ``block × block`` tile (arXiv 2412.19437, section 3.3)."""
     return WeightFormat(f"fp8_block{block}", 1.0 + 4.0 / (block * block), "fp8", block)
 
 
