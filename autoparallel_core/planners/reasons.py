@@ -39,7 +39,7 @@ def with_reasons(problem: Problem, plans: Sequence[Plan]) -> list[Plan]:
         after = plans[i + 1] if i + 1 < len(plans) else None
         sentences = [exposed(plan), memory(problem, plan)]
         if after is not None:
-            sentences.append(next_best(plan, after))
+            sentences.append(next_best(problem, plan, after))
         out.append(evolve(plan, reasons=(*plan.reasons, *(s for s in sentences if s))))
     return out
 
@@ -74,15 +74,26 @@ def memory(problem: Problem, plan: Plan) -> str:
     )
 
 
-def next_best(plan: Plan, after: Plan) -> str:
+def next_best(problem: Problem, plan: Plan, after: Plan) -> str:
     """How the plan ranked next differs, and by which cost it loses."""
     name = f"next best: {after.strategy}"
-    ratio = after.throughput / plan.throughput if plan.throughput else 1.0
+    mine, other = speed(problem, plan), speed(problem, after)
+    ratio = other / mine if mine else 1.0
     if ratio > 1 - TIE:
         return f"{name} is as fast (within {TIE:.1%}) and less plain"
     more, cause = _largest_increase(plan, after)
     why = f", mostly by {_seconds(more)} more for {title(cause)}" if cause else ""
     return f"{name} is {1 - ratio:.1%} slower{why}"
+
+
+def speed(problem: Problem, plan: Plan) -> float:
+    """What plans are compared by: tokens per second and GPU, or what the serving goal asks instead."""
+    if plan.serving is not None and problem.mode == "inference":
+        if problem.inference.goal == "latency":
+            return 1.0 / (plan.serving.ttft_s + (problem.inference.osl - 1) * plan.serving.tpot_s)
+        if problem.inference.goal == "cost":
+            return plan.throughput * problem.cluster.n_gpus / plan.strategy.world
+    return plan.throughput
 
 
 def title(cause: str) -> str:
