@@ -74,9 +74,9 @@ class Gpu:
     """By operand dtype."""
     expert_gemm: Mapping[str, Efficiency] = field(factory=dict)
     attention: Mapping[str, Efficiency] = field(factory=dict)
-    """By kernel: ``fused`` and ``flash2`` forward in training and prefill, ``unfused``, ``decode``.
+    """By kernel of serving: ``prefill``, ``decode``, ``mla_prefill``, ``mla_decode``.
 
-    Also ``prefill``, ``mla_prefill``, ``mla_decode``, each with ``_fp8`` when keys and values are fp8.
+    Each also with ``_fp8`` when keys and values are fp8. Training has its own in ``training``.
     """
     collectives: Mapping[str, tuple[CollectiveCurve, ...]] = field(factory=dict)
     """By kind: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` (the vendor's library).

@@ -79,7 +79,7 @@ def test_published_figures(host, name):
 
 @pytest.mark.parametrize(
     ("name", "gib"),
-    [("H100", 79.19), ("H20-3e", 139.72), ("GB300", 276.62), ("RTX-3090", 23.58), ("T4", 14.56), ("A10G", 22.07), 
+    [("H100", 79.19), ("H20-3e", 139.72), ("GB300", 276.62), ("RTX-3090", 23.58), ("T4", 14.56), ("A10G", 22.07),
      ("B200", 178.35), ("GB200", 184.31), ("MI355X", 287.98)],
 )  # fmt: skip
 def test_memory_is_what_a_process_is_shown(host, name, gib):
