@@ -77,6 +77,9 @@ class ServingMemory:
     """Whole sequences of the workload's context that one instance holds at once."""
     by_cause: Mapping[str, Array]
     """Everything but the KV cache, on the deciding stage."""
+    first_rank: Mapping[str, Array]
+    """``weights_bytes``, ``activation_bytes``, ``non_torch_bytes``, ``cuda_graph_bytes`` and ``kv_cache_bytes`` of rank 0,
+    on the first stage: what a start-up log prints."""
     deciding_stage: NDArray[np.int64]
     capacity_bytes: float
     attn_dp: Array
@@ -150,8 +153,10 @@ def serving_memory(problem: Problem, batch: StrategyBatch, host: MemoryHook) -> 
 
         for kind in (*CAUSES, "other"):
             put(kind, stages.kind(kind)[pick])
+            put(f"first {kind}_bytes", stages.kind(kind)[:, 0])
         for cause, v in stages.causes.items():
             put(f"cause {cause}", v[pick])
+        put("first kv_cache_bytes", stages.kv_cache_bytes[:, 0])
         put("kv", stages.kv_cache_bytes[pick])
         put("tokens", stages.tokens[pick])
         put("per_token", stages.cache.per_token[pick])
@@ -176,6 +181,7 @@ def serving_memory(problem: Problem, batch: StrategyBatch, host: MemoryHook) -> 
         state_bytes_per_sequence=full["state"],
         max_concurrency=np.zeros(len(batch)),
         by_cause=prefixed("cause "),
+        first_rank=prefixed("first "),
         deciding_stage=full["stage"].astype(np.int64),
         capacity_bytes=capacity,
         attn_dp=batch.attn_dp.astype(np.float64),
@@ -206,25 +212,48 @@ def stage_arrays(problem: Problem, batch: StrategyBatch, host: MemoryHook) -> St
             spread[:, {"first": slice(0, 1), "last": slice(pp - 1, pp)}.get(where, slice(None))] = values[:, None]
             causes[name] = causes.get(name, 0.0) + spread
     cache = stage_cache(problem, mesh, sizes)
-    stages = StageArrays(sizes, causes, np.zeros((len(batch), pp)), cache, np.zeros((len(batch), pp)))
-    kv = _kv_bytes(problem, stages)
+    zero = np.zeros((len(batch), pp))
+    stages = StageArrays(sizes, causes, zero, cache, zero)
+    share = _share(problem, stages)
+    kv = _kv_bytes(problem, stages, share)
+    if policy.budget == "share_of_free":
+        causes = _what_the_share_leaves(problem, stages, share)
     work = problem.inference
     context = float(work.max_model_len or work.context_tokens)
     return StageArrays(sizes, causes, kv, cache, cache.tokens(kv, context))
 
 
-def _kv_bytes(problem: Problem, stages: StageArrays) -> Array:
+def _outside(stages: StageArrays) -> Array:
+    return stages.kind("non_torch") + stages.kind("other")
+
+
+def _reserves(stages: StageArrays) -> Array:
+    return stages.kind("activation") + stages.kind("cuda_graph")
+
+
+def _share(problem: Problem, stages: StageArrays) -> Array:
+    """The memory fraction: the user's, the policy's, or one minus what the engine reserves for activations and graphs."""
+    asked, default = problem.inference.memory_fraction, policy_for(problem).memory_fraction
+    if asked is None and default is None:
+        return 1.0 - _reserves(stages) / device_bytes(problem)
+    return np.full_like(stages.kv_cache_bytes, asked if asked is not None else default)
+
+
+def _kv_bytes(problem: Problem, stages: StageArrays, share: Array) -> Array:
     """Room for the cache under the engine's budget (see :data:`autoparallel_core.spec.serving.Budget`)."""
-    policy, device = policy_for(problem), device_bytes(problem)
-    kinds = {k: stages.kind(k) for k in (*CAUSES, "other")}
-    outside = kinds["non_torch"] + kinds["other"]
-    reserves = kinds["activation"] + kinds["cuda_graph"]
-    asked = problem.inference.memory_fraction
-    fraction = asked if asked is not None else policy.memory_fraction
-    share = np.asarray(fraction) if fraction is not None else 1.0 - reserves / device
-    if policy.budget == "share_of_device":
-        return share * device - kinds["weights"] - reserves - outside
-    if policy.budget == "share_of_free":
-        return share * (device - outside) - kinds["weights"]
-    free = device - kinds["weights"] - reserves - outside
+    device, weights = device_bytes(problem), stages.kind("weights")
+    budget = policy_for(problem).budget
+    if budget == "share_of_device":
+        return share * device - weights - _reserves(stages) - _outside(stages)
+    if budget == "share_of_free":
+        return share * (device - _outside(stages)) - weights
+    free = device - weights - _reserves(stages) - _outside(stages)
     return np.where(free > 0, share * free, free)
+
+
+def _what_the_share_leaves(problem: Problem, stages: StageArrays, share: Array) -> dict[str, Array]:
+    """The causes, with activations and graphs scaled to the memory that weights and cache leave to them."""
+    left = (1.0 - share) * np.maximum(device_bytes(problem) - _outside(stages), 0.0)
+    planned = _reserves(stages)
+    factor = np.divide(left, planned, out=np.zeros_like(left), where=planned > 0)
+    return {c: v * factor if cause_kind(c) in ("activation", "cuda_graph") else v for c, v in stages.causes.items()}

@@ -225,7 +225,12 @@ def test_budgets(policy, expected):
     m = memory(problem(model(DENSE), **policy), Strategy(), hook=RESERVES)
     assert m.kv_cache_bytes[0] == pytest.approx(expected(m.weights_bytes[0]))
     assert m.non_torch_bytes[0] == 0.625 * GIB  # an unknown cause counts as non-torch
-    assert sum(v[0] for v in m.by_cause.values()) == pytest.approx(m.weights_bytes[0] + 1.875 * GIB)
+    used = sum(v[0] for v in m.by_cause.values())
+    if policy["budget"] == "share_of_free":
+        assert used + m.kv_cache_bytes[0] == pytest.approx(8 * GIB)  # activations and graphs get what the share leaves
+        assert m.activation_bytes[0] == pytest.approx(4 * m.cuda_graph_bytes[0])
+    else:
+        assert used == pytest.approx(m.weights_bytes[0] + 1.875 * GIB)
 
 
 def test_the_users_fraction_wins():
@@ -240,7 +245,14 @@ def test_causes_of_one_stage():
     assert st_.kind("activation").tolist() == [[0, GIB]]
     assert st_.kind("non_torch").tolist() == [[2 * GIB, 0]]
     assert st_.tokens[0, 0] < st_.tokens[0, 1]
-    assert memory(problem(model(*[DENSE] * 4)), Strategy(pp=2), hook=hook).deciding_stage[0] == 0
+    m = memory(problem(model(*[DENSE] * 4)), Strategy(pp=2), hook=hook)
+    assert m.deciding_stage[0] == 0
+    assert m.first_rank["non_torch_bytes"][0] == 2 * GIB
+    assert m.first_rank["kv_cache_bytes"][0] == m.kv_cache_bytes[0]
+    late = memory(problem(model(*[DENSE] * 4)), Strategy(pp=2), hook=Reserves(activation__last=1 * GIB))
+    assert late.deciding_stage[0] == 1
+    assert late.activation_bytes[0] == GIB
+    assert late.first_rank["activation_bytes"][0] == 0
     assert [cause_kind(c) for c in ("activation: x@last", "cuda_graph", "weird")] == ["activation", "cuda_graph", "other"]
 
 

@@ -41,22 +41,25 @@ def test_default_fraction_by_hand():
     # H100: 512 + 1.5 × 8192 + 1/8 × 1024 for activations and 2 × 256 for graphs, in MiB
     p = problem(LLAMA_8B, "sglang", device_memory_bytes=81559 * 2.0**20)
     m = memory(p, Strategy())
-    assert m.activation_bytes[0] == (512 + 1.5 * 8192 + 128) * 2**20
-    assert m.cuda_graph_bytes[0] == 512 * 2**20
-    fraction = 1 - 13440 / 81559
-    expected = fraction * (81559 * 2.0**20 - 0.7 * GIB) - m.weights_bytes[0]
-    assert m.kv_cache_bytes[0] == pytest.approx(expected, rel=1e-9)
+    fraction = 1 - (512 + 1.5 * 8192 + 128 + 512) / 81559
+    free = 81559 * 2.0**20 - 0.7 * GIB
+    assert m.kv_cache_bytes[0] == pytest.approx(fraction * free - m.weights_bytes[0], rel=1e-9)
+    assert m.activation_bytes[0] + m.cuda_graph_bytes[0] == pytest.approx((1 - fraction) * free)
+    assert m.activation_bytes[0] / m.cuda_graph_bytes[0] == pytest.approx((512 + 1.5 * 8192 + 128) / 512)
+
+
+def left_free(**work):
+    """Share of the free memory that the default fraction leaves to activations and graphs, times the device: the reserve."""
+    p = problem(LLAMA_8B, "sglang", **work)
+    m = memory(p, Strategy())
+    free = m.capacity_bytes - m.non_torch_bytes[0]
+    return (m.activation_bytes[0] + m.cuda_graph_bytes[0]) / free * m.capacity_bytes
 
 
 def test_reserve_floor_and_old_table():
-    small_chunks = problem(LLAMA_8B, "sglang", max_num_batched_tokens=2048)
-    m = memory(small_chunks, Strategy())
-    assert m.activation_bytes[0] + m.cuda_graph_bytes[0] == 10 * GIB
-    old = memory(problem(LLAMA_8B, "sglang", version="0.4.9"), Strategy())
-    assert old.activation_bytes[0] == (9.5 + 0.5) * GIB  # 9.5 GiB and half a GiB per GPU
-    drafted = memory(problem(LLAMA_8B, "sglang", accepted_length=2.0), Strategy())
-    plain = memory(problem(LLAMA_8B, "sglang"), Strategy())
-    assert drafted.activation_bytes[0] - plain.activation_bytes[0] == 2 * GIB
+    assert left_free(max_num_batched_tokens=2048) == pytest.approx(10 * GIB)
+    assert left_free(version="0.4.9") == pytest.approx((9.5 + 0.5) * GIB)  # 9.5 GiB and half a GiB per GPU
+    assert left_free(accepted_length=2.0) - left_free() == pytest.approx(2 * GIB)
 
 
 def test_attention_dp_spreads_experts_and_dense_layers():
