@@ -1,7 +1,8 @@
 """Multi-token-prediction blocks, as DeepSeek-V3 introduced them (arXiv 2412.19437, section 2.2).
 
 Each block norms the embedding of the next token and the hidden state, projects both (2h → h), runs one decoder layer,
-norms the result and predicts through the shared head. Parameters: the projection, three norms and the layer.
+norms the result and predicts through the model's own head, which the block therefore does not repeat. Parameters: the
+projection, three norms and the layer.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from autoparallel_core.spec.arch import Block, Layer
 from autoparallel_core.spec.blocks import hidden_axis, linear, norm
 from autoparallel_core.spec.config import ConfigView
-from autoparallel_core.spec.op import Axis, Gemm, Lookup, Loss, Op, Weight
+from autoparallel_core.spec.op import Axis, Lookup, Op, Weight
 
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_layers")
 """Fields that state the number of blocks; a config with several is read by the largest, with a note."""
@@ -40,7 +41,7 @@ def layers(config: ConfigView) -> tuple[Layer, ...]:
         first.append(Lookup("embedding", rows=vocab, width=h, weights=(Weight("embed_tokens", (vocab, h), "mtp", linear=False),)))
     into = linear("eh_proj", Axis("hidden", 2 * h.size), [("eh_proj", h)], component="mtp")
     first += [norm("enorm", h), norm("hnorm", h), into]
-    last = (norm("shared_head.norm", h), Gemm("lm_head", k=h, n=(vocab,), precise=True), Loss("loss", vocab=vocab))
+    last = (norm("shared_head.norm", h),)
     block = Layer((Block("mtp-in", tuple(first)), *(decoder.blocks * depth), Block("mtp-head", last)))
     return (block,) * n
 

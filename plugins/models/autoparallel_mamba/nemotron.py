@@ -14,7 +14,7 @@ from autoparallel_core.errors import SpecError
 from autoparallel_core.spec.arch import Block, Layer
 from autoparallel_core.spec.blocks import attention_block, hidden_axis, linear, mlp_block, mlp_ops, moe_block, norm, residual
 from autoparallel_core.spec.config import ConfigView
-from autoparallel_core.spec.op import Axis, Gemm, Loss, Op
+from autoparallel_core.spec.op import Axis, Op
 from autoparallel_mamba.fields import conv_dtype, ssm_dtype
 from autoparallel_mamba.scans import Mamba2, mamba2_block
 
@@ -68,7 +68,7 @@ def mixer(config: ConfigView, layer: int) -> Block:
 
 
 def mtp_layers(config: ConfigView) -> tuple[Layer, ...]:
-    """Prediction blocks: norms and a 2h → h projection, the sub-layers of ``mtp_*``, a norm, and the shared head."""
+    """Prediction blocks: norms and a 2h → h projection, the sub-layers of ``mtp_*`` and a norm; the head is shared."""
     n = config.count("num_nextn_predict_layers")
     found = kinds(config, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
     if not n:
@@ -76,14 +76,12 @@ def mtp_layers(config: ConfigView) -> tuple[Layer, ...]:
     if not found:
         found = ("attention", "moe")
         config.note("config has no mtp_hybrid_override_pattern: an attention and an expert sub-layer are assumed per MTP block")
-    h, vocab = hidden_axis(config.size("hidden_size")), Axis("vocab", config.size("vocab_size"))
+    h = hidden_axis(config.size("hidden_size"))
     first = Block(
         "mtp-in",
         (norm("enorm", h), norm("hnorm", h), linear("eh_proj", Axis("hidden", 2 * h.size), [("eh_proj", h)], component="mtp")),
     )
-    last = Block(
-        "mtp-head", (norm("final_layernorm", h), Gemm("lm_head", k=h, n=(vocab,), precise=True), Loss("loss", vocab=vocab))
-    )
+    last = Block("mtp-head", (norm("final_layernorm", h),))
     return tuple(Layer((first, *(sub_layer(config, k) for k in found), last)) for _ in range(n))
 
 

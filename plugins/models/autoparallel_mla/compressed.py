@@ -13,7 +13,7 @@ from autoparallel_core.errors import SpecError
 from autoparallel_core.spec.arch import Block, CacheTensor, Layer
 from autoparallel_core.spec.blocks import head_block, hidden_axis, linear, moe_block, norm
 from autoparallel_core.spec.config import ConfigView
-from autoparallel_core.spec.op import Attention, Axis, Bare, Component, Elementwise, Gemm, Loss, Op, Weight
+from autoparallel_core.spec.op import Attention, Axis, Bare, Component, Elementwise, Gemm, Op, Weight
 
 SPECIFICITY = 10
 INDEXED_RATIO = 4
@@ -55,7 +55,7 @@ def mixer(config: ConfigView, layer: int) -> Block:
         raise SpecError(f"{config.name}: num_attention_heads {heads} is not a multiple of o_groups {groups}")
     window = config.size("sliding_window")
     q, kv, rank = Axis("heads", heads, width), Axis("kv_heads", 1, width), Axis("latent", q_rank)
-    group_in, group_out = Axis("latent", heads * width // groups), Axis("heads", groups, o_rank)
+    group_out = Axis("heads", groups, o_rank)
     ops: list[Op] = [*hyper_connection(config, "hc_attn"), norm("attn_norm", h)]
     ops += [
         linear("qkv_down", h, [("attn.wq_a", rank), ("attn.wkv", kv)], component="attention"),
@@ -85,7 +85,8 @@ def mixer(config: ConfigView, layer: int) -> Block:
             )
         )  # fmt: skip
     ops += [
-        linear("out_down", group_in, [("attn.wo_a", group_out)], component="attention"),
+        # Each group of heads has its own block of this matrix: the FLOPs of heads · width × o_rank.
+        linear("out_down", q, [("attn.wo_a", Axis("latent", o_rank))], component="attention"),
         linear("out", group_out, [("attn.wo_b", h)], component="attention"),
         *hyper_mix(config, "attention_residual"),
     ]
@@ -124,10 +125,9 @@ def epilogue(config: ConfigView, *, tied: bool) -> Block:
 
 
 def mtp_layers(config: ConfigView) -> tuple[Layer, ...]:
-    """Prediction blocks: two h × h projections, norms, one decoder layer and an own mix of the streams."""
+    """Prediction blocks: two h × h projections, norms, one decoder layer and an own mix of the streams; the head is shared."""
     n_layers = config.size("num_hidden_layers")
     h = hidden_axis(config.size("hidden_size"))
-    vocab = Axis("vocab", config.size("vocab_size"))
     layers = []
     for i in range(config.count("num_nextn_predict_layers")):
         ratios = config.get("compress_ratios")
@@ -141,15 +141,7 @@ def mtp_layers(config: ConfigView) -> tuple[Layer, ...]:
                 linear("mtp_hidden", h, [("h_proj", h)], component="mtp"),
             ),
         )
-        last = Block(
-            "mtp-head",
-            (
-                *stream_head(config, component="mtp"),
-                norm("norm", h),
-                Gemm("lm_head", k=h, n=(vocab,), precise=True),
-                Loss("loss", vocab=vocab),
-            ),
-        )
+        last = Block("mtp-head", (*stream_head(config, component="mtp"), norm("norm", h)))
         layers.append(Layer((first, mixer(config, at), ffn(config, n_layers), last)))
     return tuple(layers)
 
