@@ -36,9 +36,9 @@ def _block(block: Block) -> Iterator[str]:
     names = [op.name for op in block.ops]
     for name in sorted({n for n in names if names.count(n) > 1}):
         yield f"two operators are named '{name}'"
-    modules = [w.module for w in block.weights()]
+    modules = [m for op in block.ops for m in {w.module for w in op.weights}]  # one operator may own several parts of a tensor
     for module in sorted({m for m in modules if modules.count(m) > 1}):
-        yield f"two weights are named '{module}'"
+        yield f"two operators own the weight '{module}'"
     for w in block.weights():
         if not w.axes or w.size < 1:
             yield f"weight '{w.module}' has no elements"

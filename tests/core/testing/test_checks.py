@@ -166,7 +166,7 @@ def test_malformed_blocks_are_found() -> None:
         "block 'Dense': the kind must be a short lower-case name",
         "block 'Dense': specificity -1 is outside 0 to 100",
         "block 'Dense': two operators are named 'post_attention_layernorm'",
-        "block 'Dense': two weights are named 'post_attention_layernorm.weight'",
+        "block 'Dense': two operators own the weight 'post_attention_layernorm.weight'",
     ]
     empty = Block("x", (Bare("b", weights=(Weight("w", (Axis("hidden", 0),), "other"),)),))
     assert models.block_complaints(empty) == ["block 'x': weight 'w' has no elements"]
