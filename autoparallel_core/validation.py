@@ -14,11 +14,14 @@ from attrs import field, frozen
 
 from autoparallel_core.errors import AutoparallelError
 from autoparallel_core.record_problem import Translated, Translator
+from autoparallel_core.record_serving import SPEEDS
 from autoparallel_core.records import RunRecord, Unreadable
 
 if TYPE_CHECKING:
     from autoparallel_core.host import Host
     from autoparallel_core.search.evaluation import Evaluation
+    from autoparallel_core.spec.problem import Problem
+    from autoparallel_core.spec.strategy import StrategyBatch
 
 GIB = float(1 << 30)
 GB = 1e9
@@ -81,24 +84,51 @@ def _group(
 
     problem = members[0][1].problem
     ids = [rows[i].id for i, _ in members]
+    batch = StrategyBatch.of([t.strategy for _, t in members])
+    only_memory = problem.mode == "inference" and all(t.unpredicted >= SPEEDS for _, t in members)
     try:
-        figures = evaluate(problem, StrategyBatch.of([t.strategy for _, t in members]), host)
+        # a start-up log needs no speeds, which the GPU's data may lack for its dtype
+        figures = memory_figures(problem, batch, host) if only_memory else speed_figures(evaluate(problem, batch, host))
         rules = rules_for(problem, host)
         broken = [tuple(v.sentence for v in violations(problem, t.strategy, rules)) for _, t in members]
     except AutoparallelError as e:
         return [Prediction(name, "refused", _one_line(e)) for name in ids]
     except Exception as e:  # noqa: BLE001 - one bad group must not lose the others
         return [Prediction(name, "error", f"{type(e).__name__}: {_one_line(e)}") for name in ids]
-    pick = training_figures if problem.mode == "training" else serving_figures
     out = []
     for row, ((_, t), name) in enumerate(zip(members, ids, strict=True)):
-        predicted = {k: v for k, v in pick(figures, row).items() if k not in t.unpredicted}
+        predicted = {k: v for k, v in figures[row].items() if k not in t.unpredicted}
         if bad := [k for k, v in predicted.items() if isinstance(v, float) and not math.isfinite(v)]:
             out.append(Prediction(name, "error", f"the prediction of {', '.join(bad)} is not a number"))
             continue
         notes = (*t.notes, *(f"breaks a rule of {problem.engine.name}: {s}" for s in broken[row]))
         out.append(Prediction(name, "ok", None, predicted, notes))
     return out
+
+
+def speed_figures(e: Evaluation) -> list[dict[str, Any]]:
+    """One row of predicted figures per strategy."""
+    pick = serving_figures if e.serving else training_figures
+    return [pick(e, row) for row in range(len(e.batch))]
+
+
+def memory_figures(problem: Problem, batch: StrategyBatch, host: Host) -> list[dict[str, Any]]:
+    """GiB of rank 0 and tokens, per strategy."""
+    from autoparallel_core.cost.serving_memory import serving_memory
+
+    m = serving_memory(problem, batch, host)
+    names = {
+        "weights_gib_per_gpu": "weights_bytes", "kv_cache_gib_per_gpu": "kv_cache_bytes", "cuda_graph_gib": "cuda_graph_bytes",
+        "activation_peak_gib": "activation_bytes", "non_torch_gib": "non_torch_bytes",
+    }  # fmt: skip
+    return [
+        {
+            **{k: float(m.first_rank[name][row]) / GIB for k, name in names.items()},
+            "kv_tokens": float(m.kv_tokens_per_instance[row]),
+            "fits": bool(m.fits[row]),
+        }
+        for row in range(len(batch))
+    ]
 
 
 def training_figures(e: Evaluation, row: int) -> dict[str, Any]:
@@ -114,15 +144,15 @@ def training_figures(e: Evaluation, row: int) -> dict[str, Any]:
 
 
 def serving_figures(e: Evaluation, row: int) -> dict[str, Any]:
-    """GiB, as serving engines print them; ``kv_tokens`` is what one instance's cache holds."""
+    """GiB of rank 0, as serving engines print them; ``kv_tokens`` is what one instance's cache holds."""
     s = {k: float(v[row]) for k, v in e.serving.items()}
     return {
-        "weights_gib_per_gpu": s["weights_bytes_per_gpu"] / GIB,
-        "kv_cache_gib_per_gpu": s["kv_bytes_per_gpu"] / GIB,
+        "weights_gib_per_gpu": s["first_rank_weights_bytes"] / GIB,
+        "kv_cache_gib_per_gpu": s["first_rank_kv_cache_bytes"] / GIB,
         "kv_tokens": s["kv_tokens_per_instance"],
-        "activation_peak_gib": s["activation_bytes_per_gpu"] / GIB,
-        "non_torch_gib": s["non_torch_bytes_per_gpu"] / GIB,
-        "cuda_graph_gib": s.get("cuda_graph_bytes_per_gpu", 0.0) / GIB,
+        "activation_peak_gib": s["first_rank_activation_bytes"] / GIB,
+        "non_torch_gib": s["first_rank_non_torch_bytes"] / GIB,
+        "cuda_graph_gib": s["first_rank_cuda_graph_bytes"] / GIB,
         "ttft_ms": s["ttft_s"] * 1e3,
         "tpot_ms": s["tpot_s"] * 1e3,
         "output_tok_s": s["output_tokens_per_s"],

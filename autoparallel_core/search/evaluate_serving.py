@@ -58,6 +58,7 @@ def evaluate_inference(problem: Problem, batch: StrategyBatch, host: Host) -> Ev
         "requests_per_s": state.requests_per_s,
         "max_concurrency": memory.max_concurrency * dp,
         "deciding_stage": memory.deciding_stage.astype(np.float64),
+        **{f"first_rank_{name}": v for name, v in memory.first_rank.items()},
     }
     return Evaluation(
         batch=batch,
