@@ -22,7 +22,10 @@ def forward_flops_per_token(ops: Iterable[Op], seq_len: int) -> float:
         elif isinstance(op, ExpertGemm):
             total += 2.0 * op.top_k * op.k.size * sum(a.size for a in op.n)
         elif isinstance(op, Attention):
-            area = attended_keys(seq_len, causal=op.causal, window=op.window, chunk=op.chunk, top_k_keys=op.top_k_keys)
+            area = attended_keys(
+                seq_len, causal=op.causal, window=op.window, chunk=op.chunk, top_k_keys=op.top_k_keys,
+                tokens_per_key=op.tokens_per_key,
+            )  # fmt: skip
             total += 2.0 * op.heads.units * (op.heads.width + op.v_width) * area / seq_len
         elif isinstance(op, Scan):
             v, k = op.heads.size, op.key_heads.width

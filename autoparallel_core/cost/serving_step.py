@@ -144,8 +144,11 @@ def _attention(t: _Step, block: Block, op: Op, n_layers: float) -> None:
         decode = hw.decode_attention_s(moved, flops, f"decode{fp8}")
     seconds = np.where(load.decode > 0, decode, 0.0)
     if load.prefill_len > 0:
-        area = attended_keys(load.prefill_len, causal=op.causal, window=op.window, chunk=op.chunk, top_k_keys=sparse)
-        pairs = load.prefill * area / load.prefill_len / op.tokens_per_key
+        area = attended_keys(
+            load.prefill_len, causal=op.causal, window=op.window, chunk=op.chunk, top_k_keys=sparse,
+            tokens_per_key=op.tokens_per_key,
+        )  # fmt: skip
+        pairs = load.prefill * area / load.prefill_len
         work = 2.0 * heads * pairs * (op.heads.width + op.v_width)
         seconds = seconds + hw.prefill_attention_s(work, "mla_prefill" if op.latent is not None else "prefill")
     if op.v_width == 0:

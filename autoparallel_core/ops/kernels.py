@@ -38,12 +38,17 @@ class GemmModel:
         return np.maximum(flops / (self.peak_flops * eff), traffic / self.hbm_bytes_per_s)
 
 
-def attended_keys(seq_len: float, *, causal: bool, window: int | None, chunk: int | None, top_k_keys: int | None) -> float:
-    """Query–key pairs of one sequence: the area of the mask."""
-    s = float(seq_len)
+def attended_keys(
+    seq_len: float, *, causal: bool, window: int | None, chunk: int | None, top_k_keys: int | None, tokens_per_key: int = 1
+) -> float:
+    """Query–key pairs of one sequence: the area of the mask.
+
+    ``tokens_per_key`` tokens share one (compressed) key; ``top_k_keys`` counts such keys.
+    """
+    s, r = float(seq_len), float(tokens_per_key)
     if chunk is not None and chunk < s:
-        return s * chunk / 2 if causal else s * chunk
-    limit = min(x for x in (window, top_k_keys, s) if x is not None)
+        return (s * chunk / 2 if causal else s * chunk) / r
+    limit = min(x for x in (window, top_k_keys * r if top_k_keys is not None else None, s) if x is not None)
     if limit < s:
-        return s * limit - limit * limit / 2 if causal else s * limit
-    return s * s / 2 if causal else s * s
+        return (s * limit - limit * limit / 2 if causal else s * limit) / r
+    return (s * s / 2 if causal else s * s) / r

@@ -141,6 +141,8 @@ class Attention(Op):
     latent: int | None = field(default=None, kw_only=True)
     latent_v: int | None = field(default=None, kw_only=True)
     output_saved: bool = field(default=False, kw_only=True)
+    query_saved: bool = field(default=True, kw_only=True)
+    """False when another attention of the block keeps the same queries for backward."""
 
 
 @frozen

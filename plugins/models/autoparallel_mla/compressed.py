@@ -81,7 +81,7 @@ def mixer(config: ConfigView, layer: int) -> Block:
         ops.append(
             Attention(
                 "compressed_attention", heads=q, kv_heads=kv, v_width=width, tokens_per_key=r, top_k_keys=top_k,
-                latent=width, latent_v=width,
+                latent=width, latent_v=width, query_saved=False,
             )
         )  # fmt: skip
     ops += [
