@@ -13,7 +13,7 @@ from autoparallel_core.naming import near_names
 
 def suggestion(name: str, known: Sequence[str]) -> str:
     """``"; did you mean --x or --y?"`` with the nearest known names, or an empty string when none is near."""
-    near = near_names(name, known)
+    near = near_names(name, known, limit=2)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 

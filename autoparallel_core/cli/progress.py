@@ -57,7 +57,7 @@ class Progress:
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=Console(stderr=True, force_terminal=True),
             transient=True,
         )
         self._task = self._bar.add_task(self._what, total=None)

@@ -10,12 +10,19 @@ from rich.console import Console
 from rich.text import Text
 
 
+class _Console(Console):
+    """Lets a broken pipe reach the command, which knows the exit code for it (rich would end the process)."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def make_console(file: TextIO | None = None, width: int | None = None) -> Console:
     """A console for reports. ``COLUMNS`` and ``NO_COLOR`` are honoured; characters the encoding lacks become '?'."""
     stream = file if file is not None else sys.stdout
     if file is None and hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")
-    return Console(file=stream, width=width, highlight=False, emoji=False, markup=False, legacy_windows=False)
+    return _Console(file=stream, width=width, highlight=False, emoji=False, markup=False, legacy_windows=False)
 
 
 def put(console: Console, text: str | Text = "", style: str | None = None, indent: int = 0) -> None:

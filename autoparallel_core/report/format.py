@@ -31,8 +31,8 @@ def significant(x: float, digits: int = 3) -> str:
     """``x`` to so many significant digits, never in exponent notation, thousands separated."""
     if x == 0:
         return "0"
-    magnitude = len(f"{abs(x):.0f}") if abs(x) >= 1 else 0
-    return f"{x:,.{max(digits - magnitude, 0)}f}"
+    exponent = int(f"{x:.{digits - 1}e}".split("e")[1])
+    return f"{x:,.{max(digits - 1 - exponent, 0)}f}"
 
 
 def parameters(n: float) -> str:

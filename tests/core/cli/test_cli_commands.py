@@ -1,0 +1,264 @@
+"""The commands end to end, on a small model and the plugins that are installed."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+
+import pytest
+
+from autoparallel_core.cli import progress as progress_module
+from autoparallel_core.cli.progress import Progress
+
+
+@pytest.fixture
+def small(model):
+    return ("--model-path", model(), "--gpu-type", "H100", "--n-gpus", "16")
+
+
+def test_the_bare_form_ranks_strategies(cli, small):
+    ran = cli(*small, "--top", "4")
+    assert ran.code == 0
+    assert "Best 4 by tokens/s per GPU" in ran.out
+    assert len(re.findall(r"^ ?[1-4]  tp\d+ pp\d+ dp\d+", ran.out, re.MULTILINE)) == 4
+    assert "Assumed" in ran.out
+    assert "refused" in ran.out or "none refused" in ran.out
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_json_is_one_object_and_consistent(cli, small, mode):
+    ran = cli(*small, "--mode", mode, "--json", "--top", "3", "--pareto")
+    body = ran.json
+    assert ran.code == 0
+    assert (body["schema_version"], body["command"], body["mode"], body["status"]) == (1, "advise", mode, "ok")
+    assert 1 <= len(body["strategies"]) <= 3
+    rates = [s["tokens_per_s_per_gpu"] for s in body["strategies"]]
+    assert all(b <= a * 1.002 for a, b in pairwise(rates))  # ties within 0.1% are ordered by plainness
+    for s in body["strategies"]:
+        axes = s["axes"]
+        assert axes["tp"] * axes["pp"] * axes["cp"] * axes["dp"] * axes["attn_dp"] == 16
+        assert sum(s["cost_s"].values()) == pytest.approx(s["total_s"])
+        for stage in s["memory"]["stages"]:
+            assert sum(stage["bytes"].values()) == pytest.approx(stage["total_bytes"])
+        assert s["memory"]["capacity_bytes"] - s["memory"]["reserved_bytes"] == pytest.approx(s["memory"]["margin_bytes"])
+    assert sum(body["refusals"].values()) + body["search"]["evaluated"] == body["search"]["enumerated"]
+    assert body["pareto"]
+
+
+def test_the_figures_of_a_plan_agree_with_each_other(cli, small):
+    body = cli(*small, "--json", "--top", "1", "--batch-size", "512", "--max-length", "4096").json
+    plan = body["strategies"][0]
+    step = plan["training"]["step_s"]
+    assert step == pytest.approx(plan["total_s"])
+    assert plan["tokens_per_s_per_gpu"] == pytest.approx(512 * 4096 / step / 16)
+    assert plan["training"]["micro_batches"] == 512 / (plan["axes"]["dp"] * plan["axes"]["mbs"])
+    assert sum(plan["training"]["layers_per_stage"]) == 16
+
+
+def test_flags_change_the_answer(cli, small):
+    def best(*argv):
+        return cli(*small, "--json", "--top", "1", *argv).json["strategies"][0]
+
+    plain = best()
+    assert best("--bw-nvlink", "100", "--bw-ib", "5")["tokens_per_s_per_gpu"] <= plain["tokens_per_s_per_gpu"]
+    assert best("--gpu-flops", "400")["tokens_per_s_per_gpu"] < plain["tokens_per_s_per_gpu"]
+    assert best("--gpu-memory-gb", "24")["memory"]["reserved_bytes"] <= 24e9
+    assert best("--max-tokens-per-mb", "4096")["axes"]["mbs"] == 1
+    assert all(s["axes"]["recompute"] == 0 for s in cli(*small, "--json", "--no-recompute", "--top", "50").json["strategies"])
+    assert best("--optimizer-cpu-offload")["axes"]["offload"] == 1
+    assert best("--engine", "fsdp")["cost_s"] != plain["cost_s"]
+
+
+def test_nothing_fits_says_what_is_missing(cli, model):
+    argv = ("--model-path", model(), "--gpu-type", "A100", "--n-gpus", "8", "--gpu-memory-gb", "4", "--host-memory-gb", "8")
+    ran = cli(*argv)
+    assert ran.code == 3
+    assert "Nothing fits" in ran.out
+    assert "Nearest miss" in ran.out
+    assert re.search(r"GPUs: [\d,]+ \([\d,]+ nodes\) would do, [\d,]+ more than the 8 given", ran.words)
+    assert ran.err.splitlines()[-1].startswith("autoparallel: nothing fits: GPU memory: the nearest miss needs")
+    body = cli(*argv, "--json").json
+    assert body["status"] == "nothing fits"
+    assert body["strategies"] == []
+    assert body["nearest_miss"]["memory"]["margin_bytes"] < 0
+    assert body["min_nodes"]["n_gpus"] > 8
+    assert body["missing"]
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_the_fewest_nodes(cli, model, mode):
+    big = {"num_hidden_layers": 64, "hidden_size": 8192, "num_attention_heads": 64, "intermediate_size": 28672}
+    memory, path = ("4", model()) if mode == "training" else ("16", model(**big))
+    argv = ("--model-path", path, "--gpu-type", "A100-SXM-40GB", "--mode", mode, "--gpu-memory-gb", memory)
+    argv += ("--host-memory-gb", "8")
+    body = cli(*argv, "--find-min-nodes", "--json", "--top", "1").json
+    nodes = body["min_nodes"]["n_nodes"]
+    assert nodes > 1
+    assert body["cluster"]["n_nodes"] == nodes
+    assert body["cluster"]["n_gpus"] == body["min_nodes"]["n_gpus"] == 8 * nodes
+    assert body["strategies"][0]["verdict"] != "does not fit"
+    assert cli(*argv, "--n-gpus", str(8 * (nodes - 1)), "--json").code == 3
+    capped = cli(*argv, "--find-min-nodes", "--n-gpus", str(8 * (nodes - 1)))
+    assert capped.code == 3
+
+
+def test_explain_a_given_strategy(cli, small):
+    ran = cli("explain", *small, "--strategy", "tp2 pp2 dp4 zero1 mbs1")
+    assert ran.code == 0
+    for title in ("Where the time of one step goes", "Memory by pipeline stage", "What limits it", "Single changes"):
+        assert title in ran.out
+    assert "tp2 pp2 dp4 zero1 mbs1 · as given" in ran.words
+    assert "Where the numbers come from" not in ran.out
+
+
+def test_explain_the_best_agrees_with_the_search(cli, small):
+    best = cli(*small, "--json", "--top", "1").json["strategies"][0]
+    body = cli("explain", *small, "--json").json
+    assert body["plan"]["strategy"] == best["strategy"]
+    assert body["plan"]["cost_s"] == best["cost_s"]
+    fitting = [c["throughput_ratio"] for c in body["changes"] if c["fits"]]
+    assert fitting
+    assert max(fitting) <= 1.002  # no single change of the best beats it, ties apart
+    assert body["sources"] is None
+
+
+def test_explain_sources_lists_every_constant(cli, small):
+    body = cli("explain", *small, "--json", "--sources").json
+    constants = body["sources"]["constants"]
+    assert all(
+        c["source"] and c["meaning"] and c["origin"] in {"measured", "vendor", "fitted", "assumed"} for c in constants.values()
+    )
+    text = cli("explain", *small, "--sources").words
+    for name, c in constants.items():
+        assert f"{name} = {c['value']:g} [{c['origin']}]" in text
+
+
+def test_explain_lists_every_broken_rule(cli, small):
+    argv = ("explain", *small, "--strategy", "tp16 pp1 dp1 cp1 vpp2 mbs1")
+    ran = cli(*argv)
+    assert ran.code == 3
+    body = cli(*argv, "--json").json
+    assert body["status"] == "illegal"
+    assert body["violations"]
+    for v in body["violations"]:
+        assert " ".join(v["sentence"].split()) in ran.words
+    assert f"breaks {len(body['violations'])} rule" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (
+            ["--strategy", "tp3"],
+            "'tp3 pp1 dp1 mbs1' is for 3 GPUs and the cluster has 16; without dp it takes 3, which does not divide",
+        ),
+        (["--strategy", "tp4"], "is for 4 GPUs and the cluster has 16; with dp4 it would fill them"),
+        (["--strategy", "tp4 xp2"], "'xp2' is not a dimension"),
+        (["--strategy", "tp4", "--planner", "grid"], "--planner chooses a strategy and --strategy gives one"),
+        (["--planner", "gird"], "unknown planner 'gird'; did you mean grid"),
+    ],
+)
+def test_explain_refuses(refused, small, argv, says):
+    assert says in refused("explain", *small, *argv)
+
+
+def test_measured_profiles_change_the_answer_and_are_named(cli, small, tmp_path):
+    path = tmp_path / "mine.json"
+    kernel = {"bf16": {"compute": 0.3, "memory": 0.5}}
+    path.write_text(json.dumps({"gpu": "H100", "source": "my bench", "gemm": kernel}))
+    serving = (*small, "--mode", "inference", "--json", "--top", "1")
+    with_profile, without = cli(*serving, "--profile-data", str(path)).json, cli(*serving, "--no-profile").json
+    assert with_profile["strategies"][0]["tokens_per_s_per_gpu"] < without["strategies"][0]["tokens_per_s_per_gpu"]
+    assert any(str(path) in a for a in with_profile["assumptions"])
+
+
+def test_plugins_show_status_and_hooks(cli):
+    rows = {(p["kind"], p["name"]): p for p in cli("plugins", "--json").json["plugins"]}
+    assert rows["engines", "megatron"]["status"] == "loaded"
+    assert "rules" in rows["engines", "megatron"]["hooks"]
+    off = cli("plugins", "--no-plugin", "megatron")
+    assert re.search(r"^megatron +engines .* disabled", off.out, re.MULTILINE)
+
+
+def test_engines_show_modes_and_defaults(cli):
+    rows = {e["name"]: e for e in cli("engines", "--json").json["engines"]}
+    assert rows["megatron"]["default_for"] == ["training"]
+    assert rows["sglang"]["default_for"] == ["inference"]
+    assert all(name in cli("engines").out for name in rows)
+
+
+def test_a_gpu_with_its_sources(cli, refused):
+    body = cli("gpus", "show", "h100", "--json").json["gpu"]
+    assert body["name"] == "H100-SXM-80GB"
+    assert body["peak_flops"]["bf16"] == pytest.approx(989.4e12)
+    assert body["sources"]["hbm_bytes_per_s"]
+    assert "989 TFLOP/s" in cli("gpus", "show", "H100").words
+    assert "did you mean" in refused("gpus", "show", "H101")
+    assert "autoparallel gpus show H100" in refused("gpus", "H100")
+    assert "exactly one GPU" in refused("gpus", "show", "H100", "H200")
+    assert "exactly one GPU" in refused("gpus", "show")
+
+
+def test_a_model_in_detail(cli, model, refused):
+    path = model()
+    body = cli("models", "show", path, "--json").json
+    # 2·V·h + layers·(2h² q,o + 2·h·1024 k,v + 3·h·f + 2h) + h
+    layer = 2 * 2048**2 + 2 * 2048 * 1024 + 3 * 2048 * 8192 + 2 * 2048
+    assert body["parameters"]["text"] == 2 * 32000 * 2048 + 16 * layer + 2048
+    assert body["kv_cache"]["bytes_per_token"] == 16 * 2 * 8 * 128 * 2
+    shown = cli("models", "show", path)
+    assert f"{body['parameters']['text']:,}" in shown.words
+    assert "16 layers, hidden 2,048, 16 heads, 8 KV heads" in shown.words
+    assert "unknown model" in refused("models", "show", "no/such-model")
+
+
+def test_unknown_config_fields_are_listed(cli, model):
+    assert "strange_gate" in cli("models", "show", model(strange_gate=7)).out
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+def test_the_progress_bar_waits_a_second_and_needs_a_terminal(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress_module, "time", clock)
+    drawn = []
+    monkeypatch.setattr(Progress, "_draw", lambda self: drawn.append(clock.now) or setattr(self, "_bar", Bar()))
+    with Progress(enabled=True) as bar:
+        bar(1, 10)
+        clock.now = 0.9
+        bar(2, 10)
+        assert drawn == []
+        clock.now = 1.1
+        bar(3, 10)
+        bar(4, 10)
+        assert drawn == [1.1]
+    with Progress(enabled=False) as bar:
+        clock.now += 5
+        bar(1, 10)
+    assert drawn == [1.1]
+
+
+class Bar:
+    def update(self, *args, **kwargs):
+        pass
+
+    def stop(self):
+        pass
+
+
+def test_a_drawn_bar_goes_to_standard_error_and_is_cleared(capsys, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress_module, "time", clock)
+    with Progress(enabled=True, what="pricing") as bar:
+        clock.now = 2.0
+        bar(5, 10)
+    out, err = capsys.readouterr()
+    assert not out
+    assert "pricing" in err

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import pytest
+from report_builders import PARAMETERS, problem, result, serving_plan, training_plan
+
+from autoparallel_core.report.answer import print_answer, print_nothing_fits, refusals
+from autoparallel_core.report.missing import min_nodes_line, what_is_missing
+from autoparallel_core.search.min_nodes import MinNodes
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_a_training_answer_says_everything_at_every_width(console_at, width):
+    console, out = console_at(width)
+    print_answer(console, result(), PARAMETERS, pareto=True)
+    text = words(out.getvalue())
+    for figure in (
+        "70.60 B parameters",
+        "64 × T-80 · 8 nodes of 8 · 80.0 GB each",
+        "given: bw_ib=50 GB/s",
+        "plain 1.2",
+        "512 sequences × 4,096 tokens = 2,097,152 tokens per step",
+        "--batch-size 512",
+        "ep overlap: off",
+        "tp8 pp4 dp2 zero1 mbs1",
+        "1,000",
+        "2.00 s",
+        "45.0%",
+        "60.0",
+        "20.0",
+        "fits",
+        "4,096",
+        "256",
+        "4×20",
+        "largest exposed cost: TP",
+        "+5.3% over #2",
+        "−10.0% against #1",
+        "1,204 refused: 812 heads % tp, 392 experts % ep",
+        "5,000 strategies · 3,796 legal and priced · 1,200 fit",
+        "padding (plugin plain)",
+    ):
+        assert figure in text
+    assert max(map(len, out.getvalue().splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_serving_answer_says_latencies_with_intervals(console_at, width):
+    console, out = console_at(width)
+    print_answer(console, result("inference"), PARAMETERS)
+    text = words(out.getvalue())
+    for figure in (
+        "1,000 input + 500 output tokens per request · 96 requests in flight",
+        "2 × 4 GPUs: tp 4",
+        "200 ms",
+        "150–300 ms",
+        "17.0–25.0 ms",
+        "20.4 ms",
+        "80.0 ms",
+        "366,000",
+        "488",
+        "4,000",
+        "8.00",
+        "48.0",
+        "35.0",
+        "30.0",
+    ):
+        assert figure in text
+
+
+def test_only_the_first_three_are_reasoned(console_at):
+    console, out = console_at(100)
+    print_answer(console, result(n=5), PARAMETERS)
+    assert out.getvalue().count("largest exposed cost: TP") == 3
+
+
+def test_plans_that_do_not_fit_are_not_ranked(console_at):
+    console, out = console_at(100)
+    plans = (training_plan(), training_plan(verdict="does not fit"))
+    print_answer(console, result(plans=plans), PARAMETERS)
+    assert "does not fit" not in out.getvalue()
+
+
+def test_refusals_are_counted_by_rule_and_the_rest_summed():
+    assert refusals({"a": 2, "b": 1000, "c": 1}) == "1,003 refused: 1,000 b, 2 a, 1 c"
+    assert refusals({"a": 2, "b": 1000, "c": 1}, 1) == "1,003 refused: 1,000 b, 3 by 2 other rules"
+    assert refusals({}) == "none refused"
+
+
+def found(nodes: int | None) -> MinNodes:
+    return MinNodes(nodes, None if nodes is None else 8 * nodes, result(), (1, 2, 4, 3), (), 4096)
+
+
+def test_what_is_missing_names_memory_and_gpus():
+    miss = training_plan(verdict="does not fit")
+    sentences = what_is_missing(result(plans=(), fitting=0, nearest_miss=miss), found(12))
+    assert sentences == [
+        "GPU memory: the nearest miss needs 92.0 GB on stage 0 of 80.0 GB, 12.0 GB too much per GPU",
+        "GPUs: 96 (12 nodes) would do, 32 more than the 64 given",
+    ]
+
+
+def test_what_is_missing_when_no_strategy_is_legal():
+    sentences = what_is_missing(result(plans=(), fitting=0, nearest_miss=None), found(None))
+    assert sentences[0].startswith("no strategy is legal on 64 GPUs")
+    assert "nothing fits on 8 × 1, 2, 3, 4 GPUs either" in sentences[1]
+
+
+def test_what_is_missing_names_the_kv_cache():
+    from attrs import evolve
+
+    miss = serving_plan()
+    miss = evolve(miss, verdict="does not fit", serving=evolve(miss.serving, max_concurrency=40))
+    sentences = what_is_missing(result("inference", plans=(), fitting=0, nearest_miss=miss), None)
+    assert sentences == ["KV cache: room for 40 requests of the 96 asked for"]
+
+
+def test_nothing_fits_shows_the_nearest_miss(console_at):
+    console, out = console_at(80)
+    miss = training_plan(verdict="does not fit")
+    print_nothing_fits(console, result(plans=(), fitting=0, nearest_miss=miss), PARAMETERS, ["12 GB too much"])
+    text = words(out.getvalue())
+    assert "Nothing fits - 12 GB too much" in text
+    assert "peak 92.0 GB · −12.0 GB free" in text
+
+
+def test_the_fewest_nodes_in_one_sentence():
+    assert min_nodes_line(found(3)) == "3 nodes of 8 is the fewest that fits: 24 GPUs (tried 1, 2, 3, 4)"
+    assert min_nodes_line(found(None)) == "nothing fits on up to 4,096 nodes (tried 1, 2, 3, 4)"
+
+
+def test_unknown_config_fields_are_shown(console_at):
+    from attrs import evolve
+
+    console, out = console_at(80)
+    p = problem()
+    p = evolve(p, arch=evolve(p.arch, unknown_fields=("strange_gate",)))
+    print_answer(console, result(problem=p), PARAMETERS)
+    assert "Config fields that were not understood: strange_gate" in out.getvalue()
