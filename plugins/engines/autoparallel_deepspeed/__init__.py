@@ -26,6 +26,6 @@ def rules(problem: Problem) -> Sequence[Rule] | None:
     if problem.engine.name != DEEPSPEED.name:
         return None
     from autoparallel_core.search.common_rules import holding
-    from autoparallel_deepspeed.rules import RULES
+    from autoparallel_deepspeed.rule_set import RULES
 
     return holding(RULES, problem.engine_version)

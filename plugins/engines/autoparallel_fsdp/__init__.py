@@ -34,7 +34,7 @@ def rules(problem: Problem) -> Sequence[Rule] | None:
     if problem.engine.name != FSDP.name:
         return None
     from autoparallel_core.search.common_rules import holding
-    from autoparallel_fsdp.rules import RULES
+    from autoparallel_fsdp.rule_set import RULES
 
     return holding(RULES, problem.engine_version)
 

@@ -34,7 +34,7 @@ def rules(problem: Problem) -> Sequence[Rule] | None:
     if problem.engine.name != MEGATRON.name:
         return None
     from autoparallel_core.search.common_rules import holding
-    from autoparallel_megatron.rules import RULES
+    from autoparallel_megatron.rule_set import RULES
 
     return holding(RULES, problem.engine_version)
 
@@ -43,7 +43,7 @@ def rules(problem: Problem) -> Sequence[Rule] | None:
 def memory(problem: Problem, batch: StrategyBatch) -> Mapping[str, FloatArray] | None:
     if problem.engine.name != MEGATRON.name:
         return None
-    from autoparallel_megatron.memory import extra_bytes
+    from autoparallel_megatron.padding import extra_bytes
 
     return extra_bytes(problem, batch)
 

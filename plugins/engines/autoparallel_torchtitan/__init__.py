@@ -34,7 +34,7 @@ def rules(problem: Problem) -> Sequence[Rule] | None:
     if problem.engine.name != TORCHTITAN.name:
         return None
     from autoparallel_core.search.common_rules import holding
-    from autoparallel_torchtitan.rules import RULES
+    from autoparallel_torchtitan.rule_set import RULES
 
     return holding(RULES, problem.engine_version)
 
