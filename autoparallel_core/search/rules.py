@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from autoparallel_core.errors import PluginContract
+from autoparallel_core.errors import AutoparallelError, PluginContract
+from autoparallel_core.plugin_loading import where_raised
 from autoparallel_core.search.common_rules import holding
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.rule import Rule
@@ -64,7 +65,7 @@ def broken(problem: Problem, batch: StrategyBatch, rule: Rule) -> BoolArray:
     """Which strategies break one rule: bool[S].
 
     Raises:
-        PluginContract: the rule returned another type or shape.
+        PluginContract: the rule raised, or returned another type or shape.
         ReadsOptions: ``batch`` is a table of layouts, and the rule asked for a column that it lacks.
     """
     import numpy as np
@@ -74,11 +75,22 @@ def broken(problem: Problem, batch: StrategyBatch, rule: Rule) -> BoolArray:
     except KeyError as e:
         if e.args and e.args[0] in COLUMNS and e.args[0] not in batch.columns:
             raise ReadsOptions(rule) from e
+        raise _defect(rule, e) from e
+    except AutoparallelError:
         raise
+    except Exception as e:
+        raise _defect(rule, e) from e
     if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (len(batch),):
         got = f"{mask.dtype}{list(mask.shape)}" if isinstance(mask, np.ndarray) else type(mask).__name__
         raise PluginContract(f"rule '{rule.id}' ({rule.source}) must return bool[{len(batch)}], not {got}")
     return mask
+
+
+def _defect(rule: Rule, error: Exception) -> PluginContract:
+    """A plugin's rule failed: names the rule, its module and the line."""
+    return PluginContract(
+        f"rule '{rule.id}' of {getattr(rule.broken, '__module__', 'a plugin')} raised {where_raised(error, __file__)}"
+    )
 
 
 def first_broken(problem: Problem, batch: StrategyBatch, rules: Sequence[Rule]) -> NDArray[np.int16]:
@@ -115,4 +127,13 @@ def apply_rules(problem: Problem, batch: StrategyBatch, rules: Sequence[Rule]) -
 def violations(problem: Problem, strategy: Strategy, rules: Sequence[Rule]) -> list[Violation]:
     """Every rule that one strategy breaks, in the order of the rules."""
     one = StrategyBatch.of([strategy])
-    return [Violation(r.id, r.sentence(problem, strategy), r.source) for r in rules if broken(problem, one, r)[0]]
+    return [Violation(r.id, _said(problem, strategy, r), r.source) for r in rules if broken(problem, one, r)[0]]
+
+
+def _said(problem: Problem, strategy: Strategy, rule: Rule) -> str:
+    try:
+        return rule.sentence(problem, strategy)
+    except AutoparallelError:
+        raise
+    except Exception as e:
+        raise _defect(rule, e) from e

@@ -13,6 +13,7 @@ from autoparallel_core.hookspecs import HOOKS_BY_GROUP
 from autoparallel_core.host import Host, LocalPlugin
 from autoparallel_core.plugin_contract import CHECKS, check_mask
 from autoparallel_core.plugin_loading import hook_arguments, hooks_of
+from autoparallel_core.search.rules import apply_rules, violations
 from autoparallel_core.spec.config import ConfigView
 from autoparallel_core.spec.strategy import StrategyBatch
 
@@ -159,6 +160,25 @@ def test_wrong_return_types_of_registries(case: str) -> None:
     (info,) = h.plugins()
     assert info.status == "broken"
     assert complaint in info.reason
+
+
+def test_a_rule_that_raises_is_named_with_its_module_and_line() -> None:
+    from attrs import evolve
+
+    source = """
+    from autoparallel_core.spec.rule import Rule
+    def broken(problem, batch):
+        return batch.tp > problem.no_such_field
+    RULE = Rule("odd", broken=broken, sentence=lambda problem, s: f"{1 // 0}", source="manual")
+    """
+    rule = plugin("engines", source).plugin.RULE
+    with pytest.raises(
+        PluginContract, match=r"rule 'odd' of inline_plugin_\d+ raised AttributeError: .*'no_such_field' \(inline"
+    ):
+        apply_rules(Question("x"), BATCH, [rule])
+    silent = evolve(rule, broken=lambda _, batch: batch.tp > 0)
+    with pytest.raises(PluginContract, match=r"rule 'odd' .* raised ZeroDivisionError"):
+        violations(Question("x"), BATCH[0], [silent])
 
 
 def test_no_hook_at_all_and_a_forgotten_decorator() -> None:

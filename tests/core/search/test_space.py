@@ -19,7 +19,7 @@ from problem_builders import (
     training,
 )
 
-from autoparallel_core.errors import SpecError
+from autoparallel_core.errors import PluginContract, SpecError
 from autoparallel_core.search import axes
 from autoparallel_core.search.rules import apply_rules
 from autoparallel_core.search.space import OPTIONS, Tally, count_space, enumerate_space, layouts, require_some
@@ -228,7 +228,7 @@ def test_rules_on_layouts_never_see_the_options() -> None:
 
 def test_a_key_error_of_a_rule_is_not_taken_for_a_missing_column() -> None:
     problem = training(dense(4, 1024, 16, 4, 4096, 32000), 2, batch=2)
-    with pytest.raises(KeyError, match="oops"):
+    with pytest.raises(PluginContract, match="oops"):
         list(enumerate_space(problem, Space(), (rule("broken", lambda _p, _s: {}["oops"]),)))
 
 
