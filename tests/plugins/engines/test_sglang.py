@@ -110,3 +110,23 @@ def test_instances_beyond_a_node_fill_nodes():
     p = problem(DEEPSEEK_V3, "sglang", gpu="H200-SXM-141GB", n_gpus=24)
     assert "tp pp % nodes" in broken(p, sparse(tp=4, pp=3))
     assert "tp pp % nodes" not in broken(p, sparse(tp=8, pp=3))
+
+
+@pytest.mark.parametrize(
+    ("degrees", "legal"), [({"tp": 4}, True), ({"tp": 8}, False), ({"tp": 8, "ep": 8}, True), ({"tp": 8, "ep": 2}, True)]
+)
+def test_fp8_experts_need_whole_blocks(degrees, legal):
+    # 1536 / 4 = 384 = 3 × 128; 1536 / 8 = 192 (an advisor once proposed it)
+    p = problem(QWEN3_235B, "sglang", gpu="H200-SXM-141GB", n_gpus=8)
+    assert (broken(p, sparse(**degrees)) == {}) == legal
+    if legal:
+        assert has(space(p), **degrees)
+
+
+def test_dense_layers_are_cut_by_the_whole_group():
+    # 33792 / 16 = 2112 = 16.5 blocks, with or without attention dp
+    config = DEEPSEEK_V3 | {"intermediate_size": 33792}
+    p = problem(config, "sglang", gpu="H200-SXM-141GB", n_gpus=16)
+    assert "2112" in broken(p, sparse(tp=16))["quantised width % block"]
+    assert "2112" in broken(p, sparse(tp=2, attn_dp=8, ep=16))["quantised width % block"]
+    assert broken(p, sparse(tp=8, pp=2)) == {}

@@ -12,6 +12,7 @@ from serving_models import (
     LLAMA_8B,
     LLAMA_70B,
     MIXTRAL,
+    QWEN3_235B,
     broken,
     has,
     logged,
@@ -173,3 +174,56 @@ def test_quantisation_blocks_are_not_cut():
     assert broken(awq, Strategy(tp=8)) == {}
     assert broken(awq, Strategy(tp=32)) == {}  # 28672 / 32 = 896 = 7 × 128
     assert "gives 448 on each of 64 ranks" in broken(awq, Strategy(tp=64))["asked precision % block"]
+
+
+def test_legal_tensor_parallel_sizes_of_forty_heads_over_ten():
+    # Phi-3-medium and Phi-4: 40 query and 10 key/value heads (vLLM issues 5003 and kin)
+    config = LLAMA_8B | {"hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 10, "intermediate_size": 17920}
+    p = problem(config, "vllm", n_gpus=40)
+    heads = {"heads % tp", "kv heads vs tp"}
+    assert [t for t in range(1, 41) if not heads & broken(p, Strategy(tp=t)).keys()] == [1, 2, 5, 10, 20, 40]
+    assert "tp 5 or 2 would do" in broken(p, Strategy(tp=4))["kv heads vs tp"]
+
+
+@pytest.mark.parametrize(("width", "legal"), [(1536, {1, 2, 4}), (768, {1, 2})])
+def test_fp8_experts_need_whole_blocks_or_expert_parallelism(width, legal):
+    # Qwen3-235B and MiniMax-M2.5 (1536), Qwen3-30B (768): 1536 / 8 = 192 is no multiple of 128
+    config = QWEN3_235B | {"moe_intermediate_size": width}
+    p = problem(config, "vllm", gpu="H200-SXM-141GB", n_gpus=8)
+    assert {t for t in (1, 2, 4, 8) if not broken(p, sparse(tp=t))} == legal
+    assert broken(p, sparse(tp=8, ep=8)) == {}
+
+
+def test_shared_experts_have_a_width_of_their_own():
+    config = DEEPSEEK_V3 | {"moe_intermediate_size": 1280, "intermediate_size": 10240}
+    p = problem(config, "vllm", gpu="H200-SXM-141GB", n_gpus=4)
+    assert "shared_experts" in broken(p, sparse(tp=4, ep=4))["quantised width % block"]  # 1280 / 4 = 320
+
+
+def test_remainders_of_three_stages():
+    p = problem(LLAMA_70B, "vllm", gpu="A100-SXM-80GB", n_gpus=3)
+    assert "heads % tp" in broken(p, Strategy(tp=3))
+    assert broken(p, Strategy(pp=3)) == {}
+    assert stages(p, Strategy(pp=3)).layers == (27, 27, 26)
+    assert memory(p, Strategy(pp=3)).fits[0]
+    assert weights_gib(p, Strategy(pp=3)) == pytest.approx(47e9 / GIB, rel=0.05)
+
+
+def test_checkpoint_in_fp8_on_one_h200():
+    # llm-d issue: Llama-3.3-70B FP8-dynamic, utilisation 0.9: 53.2 GiB of cache, 174,336 tokens
+    config = LLAMA_70B | {"quantization_config": {"quant_method": "fp8"}}
+    p = problem(config, "vllm", gpu="H200-SXM-141GB", version="0.11.0", memory_fraction=0.9)
+    assert memory(p, Strategy()).kv_tokens[0] == pytest.approx(174336, rel=0.02)
+
+
+def test_longest_context_of_two_consumer_cards():
+    # a 14B model in 16 bit on two RTX 4090 at 0.98: 13.95 GiB of weights and 8.69 GiB of cache each, too little for 131,072
+    config = LLAMA_8B | {
+        "hidden_size": 5120, "num_hidden_layers": 48, "num_attention_heads": 40, "intermediate_size": 13824, "vocab_size": 152064,
+    }  # fmt: skip
+    p = problem(config, "vllm", gpu="RTX-4090-24GB", n_gpus=2, version="0.7.0", memory_fraction=0.98, max_model_len=131072)
+    m = memory(p, Strategy(tp=2))
+    assert m.weights_bytes[0] / GIB == pytest.approx(13.95, rel=0.02)
+    assert m.kv_cache_bytes[0] / GIB == pytest.approx(8.69, rel=0.05)
+    assert m.longest_context(1)[0] == m.kv_cache_bytes[0] // (16 * 48 * 4 * 128 * 2 * 2) * 16
+    assert m.concurrency_at(131072.0)[0] == 0
