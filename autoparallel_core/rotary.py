@@ -27,7 +27,8 @@ def rotary_cache_elements(view: ConfigView) -> int:
         tables = [(kind, p) for kind, p in parameters.items() if isinstance(p, Mapping)]
     else:
         scaling = view.raw("rope_scaling")
-        tables = [("", {**(parameters or {}), **(scaling if isinstance(scaling, Mapping) else {})})]
+        plain = parameters if isinstance(parameters, Mapping) else {}
+        tables = [("", {**plain, **(scaling if isinstance(scaling, Mapping) else {})})]
         if view.raw("rope_local_base_freq") is not None or view.raw("rope_local_theta") is not None:
             tables.append(("local", {}))
     return sum(_positions(positions, p) * _width(view, kind, p) for kind, p in tables)

@@ -13,12 +13,13 @@ from attrs import frozen
 
 from autoparallel_core.cost.serving_policy import kv_dtype, model_dtype
 from autoparallel_core.spec.dtypes import dtype_bytes
+from autoparallel_core.spec.op import Attention
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from autoparallel_core.cost.serving_mesh import Array, ServingMesh
-    from autoparallel_core.spec.arch import CacheTensor, Layer
+    from autoparallel_core.spec.arch import Block, CacheTensor, Layer
     from autoparallel_core.spec.problem import Problem
     from autoparallel_core.spec.serving import ServingPolicy
 
@@ -82,7 +83,8 @@ def layer_cache(problem: Problem, mesh: ServingMesh, layer: Layer) -> tuple[dict
     state = np.zeros(len(mesh))
     for block in layer.blocks:
         for c in block.cache_per_token:
-            tokens[c.limit_tokens or UNLIMITED] += _bytes(mesh, c, kv_dtype(problem)) / c.tokens_per_entry
+            entry = _bytes(mesh, c, kv_dtype(problem)) + _scaled_extra(problem, mesh, block, c)
+            tokens[c.limit_tokens or UNLIMITED] += entry / c.tokens_per_entry
         for c in block.cache_per_sequence:
             state += _bytes(mesh, c, model_dtype(problem))
     return dict(tokens), state
@@ -90,6 +92,16 @@ def layer_cache(problem: Problem, mesh: ServingMesh, layer: Layer) -> tuple[dict
 
 def _bytes(mesh: ServingMesh, c: CacheTensor, default: str) -> Array:
     return mesh.local(c.axis) * dtype_bytes(c.dtype or default)
+
+
+def _scaled_extra(problem: Problem, mesh: ServingMesh, block: Block, c: CacheTensor) -> float:
+    """Bytes per entry beyond one per element of a scaled FP8 latent: rotary part in 16 bit, fp32 scale per 128 values."""
+    if not (mesh.policy.sparse_latent_scaled and kv_dtype(problem).startswith("fp8") and c.dtype is None):
+        return 0.0
+    for op in block.ops:
+        if isinstance(op, Attention) and op.top_k_keys and op.latent == c.axis.size and op.latent_v:
+            return float(op.latent - op.latent_v) + 4.0 * op.latent_v / 128
+    return 0.0
 
 
 def stage_cache(problem: Problem, mesh: ServingMesh, sizes: tuple[int, ...]) -> StageCache:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from autoparallel_core.errors import SpecError
 from autoparallel_core.spec.quantization import FORMATS, WeightFormat, weight_format
 from autoparallel_core.spec.serving import SchedulerDefaults, ServingPolicy
@@ -38,7 +40,8 @@ def policy_for(problem: Problem) -> ServingPolicy:
     version = _version(problem.engine_version)
     for p in policies:
         if (p.since is None or version >= _version(p.since)) and (p.until is None or version < _version(p.until)):
-            return p
+            plain = p.mixed_cache_models and problem.arch.model_type not in p.mixed_cache_models
+            return evolve(p, mixed_cache="uniform") if plain else p
     ranges = ", ".join(f"{p.since or '…'} to {p.until or '…'}" for p in policies)
     raise SpecError(f"{problem.engine.name} {problem.engine_version} has no memory policy; there are some for {ranges}")
 

@@ -93,8 +93,12 @@ class ServingPolicy:
     pools: one pool per kind, the window's being ``window_pool_ratio`` of the full one in tokens.
     uniform: every layer keeps every token.
     """
+    mixed_cache_models: tuple[str, ...] = ()
+    """Model types for which it does that, the others being uniform; empty: all."""
     window_pool_ratio: float = 1.0
     state_pool_ratio: float = 0.0
     """Share of the cache memory set aside for per-sequence states, relative to the tokens' share (0: shared pages)."""
+    sparse_latent_scaled: bool = False
+    """An FP8 cache of sparsely attended latents keeps the rotary part in 16 bit, and one fp32 scale per 128 values."""
     alignments: tuple[Alignment, ...] = ()
     notes: tuple[str, ...] = field(default=())

@@ -344,6 +344,14 @@ def test_compressed_keys_and_indexers():
     assert memory(problem(arch), Strategy(tp=8)).kv_bytes_per_token[0] == 512 * 2 / 4 + 132
 
 
+def test_scaled_latents_under_sparse_attention():
+    widths = {"q_lora_rank": 384, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    layers = [Layer((mla_block(hidden=H, heads=16, top_k_keys=k, **widths),)) for k in (2048, None)]
+    sparse, dense = (problem(model(layer), sparse_latent_scaled=True, work={"kv_dtype": "fp8"}) for layer in layers)
+    assert memory(sparse, Strategy()).kv_bytes_per_token[0] == 512 + 4 * 4 + 64 * 2
+    assert memory(dense, Strategy()).kv_bytes_per_token[0] == 576
+
+
 @given(st.integers(1, 200), st.sampled_from(["grouped", "uniform"]), st.sampled_from([1, 2, 4]))
 @settings(deadline=None, max_examples=40)
 def test_longest_context_and_concurrency_agree(concurrency: int, mixed: str, attn_dp: int):

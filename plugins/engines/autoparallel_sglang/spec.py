@@ -28,6 +28,9 @@ MXFP4 = (
     Alignment("mxfp4", 64, _MXFP4, axis="expert_ffn", architectures=("hopper",)),
 )
 
+WINDOW_POOLS = ("llama4", "llama4_text", "gpt_oss", "mimo_v2_flash", "step3p5", "gemma4", "gemma4_text", "deepseek_v4")
+"""Models whose window layers have a pool of their own (configs/model_config.py, is_hybrid_swa_model); others keep all tokens."""
+
 POLICIES = (
     ServingPolicy(
         source=f"{_ARGS}; {_POOL}",
@@ -39,8 +42,10 @@ POLICIES = (
         pad_vocabulary_to=64,
         spread_over_attention_dp=("mlp", "shared_experts", "head"),
         mixed_cache="pools",
+        mixed_cache_models=WINDOW_POOLS,
         window_pool_ratio=0.8,
         state_pool_ratio=0.9,
+        sparse_latent_scaled=True,
         alignments=MXFP4,
         notes=("moe_dense_tp_size and enable_dp_lm_head at their defaults: dense layers and head use all ranks",),
     ),

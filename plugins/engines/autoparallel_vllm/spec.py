@@ -30,6 +30,7 @@ def _policy(since: str | None, until: str | None, source: str, **changes: object
         "layer_split": "inner",
         "pad_vocabulary_to": 64,
         "mixed_cache": "grouped",
+        "sparse_latent_scaled": True,
     } | changes
     return ServingPolicy(source=source, since=since, until=until, **settings)  # type: ignore[arg-type]
 
