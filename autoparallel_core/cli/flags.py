@@ -73,7 +73,7 @@ MANUAL = (
     _manual("qk-nope-head-dim", "MLA: unrotated width per head"),
     _manual("qk-rope-head-dim", "MLA: rotated width per head"),
     _manual("v-head-dim", "MLA: value width per head"),
-    _manual("group-norm-size", "linear attention: groups of the output norm"),
+    _manual("group-norm-size", "linear attention: groups of the output norm, which tp must divide"),
     _manual("first-k-dense-replace", "MoE: leading layers that stay dense"),
 )
 CLUSTER = (

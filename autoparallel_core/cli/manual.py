@@ -20,7 +20,6 @@ _FIELDS = {
     "num_kv_heads": "num_key_value_heads",
     "num_experts": "n_routed_experts",
     "expert_intermediate_size": "moe_intermediate_size",
-    "group_norm_size": "num_groups",
 }
 """Config fields whose name is not the flag's."""
 _NEEDED = ("hidden_size", "num_layers", "num_heads", "vocab_size")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from autoparallel_core.cli.hosting import host_of, print_warnings
 from autoparallel_core.cli.listing import add_show
+from autoparallel_core.errors import SpecError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -29,7 +31,15 @@ def run(args: argparse.Namespace) -> int:
         else:
             report.print_model(description)
     else:
-        rows = [(name, describe(load_model(name, host)), host.provider("catalogue", name).name) for name in host.catalogue()]
+        rows, left_out = [], {}
+        for name in host.catalogue():
+            try:
+                rows.append((name, describe(load_model(name, host)), host.provider("catalogue", name).name))
+            except SpecError as e:  # a plugin that is left out must not hide the other models
+                left_out[name] = str(e)
+        if left_out:
+            first = next(iter(left_out.values()))
+            print(f"autoparallel: warning: not listed: {', '.join(left_out)} ({first})", file=sys.stderr)
         if args.json:
             print_json(report.catalogue_document(rows))
         else:

@@ -71,7 +71,7 @@ def print_answer(
     heading(console, "Why these")
     for i, plan in enumerate(plans[:_REASONED]):
         put(console, f"#{i + 1} {plan.strategy}{_lead(plans, i)}", style="bold")
-        bullets(console, plan.reasons, indent=3)
+        bullets(console, (*plan.reasons, *(plan.serving.notes if plan.serving else ())), indent=3)
     if pareto:
         heading(console, "Speed against free memory: no other strategy has more of both")
         print_bands(console, columns_of(problem, result.pareto))

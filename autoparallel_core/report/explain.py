@@ -40,7 +40,7 @@ def print_explanation(
     print_header(console, problem, parameters, assumptions=problem.assumptions, extra=extra)
     heading(console, str(plan.strategy))
     print_figures(console, columns_of(problem, [plan], ranked=False)[1:])
-    bullets(console, plan.reasons, indent=2)
+    bullets(console, (*plan.reasons, *(plan.serving.notes if plan.serving else ())), indent=2)
     _print_time(console, problem, plan)
     _print_memory(console, plan)
     heading(console, "What limits it")
@@ -51,7 +51,7 @@ def print_explanation(
 
 
 def _print_time(console: Console, problem: Problem, plan: Plan) -> None:
-    what = "one step" if problem.mode == "training" else "one request"
+    what = "one step" if problem.mode == "training" else "one output token"
     heading(console, f"Where the time of {what} goes: {fmt.seconds(plan.cost.total_s)}")
     total = plan.cost.total_s
     rows = sorted(((k, v) for k, v in plan.cost.seconds.items() if v), key=lambda kv: -kv[1])

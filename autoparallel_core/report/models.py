@@ -45,7 +45,7 @@ def print_catalogue(rows: Sequence[tuple[str, Description, str]]) -> None:
             Column("model", [name for name, _, _ in rows], right=False),
             Column("parameters", [fmt.parameters(d["parameters"]["text"]) for d in described]),
             Column("active", [fmt.parameters(d["parameters"]["active"]) for d in described]),
-            Column("layers", [str(d["num_layers"]) for d in described], main=False, words="{} layers"),
+            Column("layers", [str(d["num_layers"]) for d in described]),
             Column("hidden", [f"{d['hidden_size']:,}" for d in described], main=False, words="hidden {}"),
             Column(
                 "KV per\ntoken",

@@ -59,7 +59,7 @@ def serving_columns(plans: Sequence[Plan], *, ranked: bool = True) -> list[Colum
         ),
         column("KV tokens\n/instance", [f"{f.kv_tokens_per_instance:,}" for f in figures], "KV {} tokens per instance"),
         column("room for\nrequests", [f"{f.max_concurrency:,}" for f in figures], "room for {} requests"),
-        *total_columns(plans),
+        total_columns(plans)[0],
         *memory_columns(plans),
     ]
 

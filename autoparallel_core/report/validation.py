@@ -29,7 +29,7 @@ QUANTITIES: dict[str, tuple[tuple[str, str], ...]] = {
     "training": (("tokens_per_s_per_gpu", "tokens/s/GPU"),),
     "inference": (("tpot_ms", "TPOT"), ("ttft_ms", "TTFT"), ("output_tok_s", "output tokens/s")),
 }
-"""Speeds by mode: key and title; the first is plotted and grouped."""
+"""Speeds by mode: key and title; the one measured most often is plotted and grouped."""
 SERVING_MEMORY = (
     ("weights_gib_per_gpu", "weights"), ("kv_cache_gib_per_gpu", "KV cache"), ("kv_tokens", "KV tokens"),
     ("activation_peak_gib", "activation peak"), ("non_torch_gib", "non-torch"),
@@ -72,7 +72,7 @@ def _mode(out: Console, mode: str, rows: Sequence[Compared], worst: int) -> None
         for kind, pairs in sorted(memory_pairs(rows).items(), key=lambda m: -len(m[1])):
             _row(table, f"memory, {kind}", ErrorStats.of(pairs))
     out.print(table)
-    quantity, title, pairs = speeds[0]
+    quantity, title, pairs = max(speeds, key=lambda s: len(s[2]))
     if pairs:
         for name, of_record in KEYS.items():
             _grouped(out, trusted, quantity, title, name, of_record)
