@@ -42,6 +42,11 @@ class Groups:
         )
 
 
+def gradient_bytes(problem: Problem) -> float:
+    """Bytes per parameter of the gradient reduction."""
+    return 4.0 if problem.software.grad_dtype == "fp32" else 2.0
+
+
 def reduce_s(net: Network, params: Array, n_bytes: float, size: Array, stride: Array) -> Array:
     """Reduce-scatter (or all-gather) of ``n_bytes`` per parameter over the group."""
     return np.where(size > 1, net.gather(params * n_bytes, size, stride), 0.0)

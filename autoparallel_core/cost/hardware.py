@@ -36,6 +36,8 @@ class TrainingHardware:
     tp_exposed_forward: float
     tp_exposed_backward: float
     dispatch_factor: float
+    dispatch_once: bool
+    """The dispatcher sends a token once per rank and domain, not once per expert."""
     ep_exposed: float
     frozen_weights: bool
 
@@ -74,6 +76,7 @@ class TrainingHardware:
             accumulate_bytes=c("wgrad_accumulate_bytes"),
             tp_exposed_forward=overlap,
             tp_exposed_backward=overlap * c("tp_exposed_backward"),
+            dispatch_once=soft.dispatcher not in ("alltoall", "allgather"),
             dispatch_factor=c("ep_plain_factor") if soft.dispatcher in ("alltoall", "allgather") else 1.0,
             ep_exposed=c("ep_overlap_exposed") if soft.ep_overlap else 1.0,
             frozen_weights=work.task == "lora",

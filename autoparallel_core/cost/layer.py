@@ -205,14 +205,18 @@ def _attention(t: _Sum, block: Block, op: Op) -> None:
     assert isinstance(op, Attention)
     mesh, hw = t.mesh, t.hw
     heads = mesh.local(op.heads) / op.heads.width
-    area = attended_keys(mesh.seq_len, causal=op.causal, window=op.window, chunk=op.chunk, top_k_keys=op.top_k_keys)
+    area = attended_keys(
+        mesh.seq_len, causal=op.causal, window=op.window, chunk=op.chunk, top_k_keys=op.top_k_keys,
+        tokens_per_key=op.tokens_per_key,
+    )  # fmt: skip
     pairs = mesh.sequences * area / mesh.cp
     forward, backward = hw.attention_s(
         heads * pairs, op.heads.width, op.v_width, mesh.seq_len, heads * mesh.sequences * mesh.seq_len**2 / mesh.cp
     )
     t.add("attention", forward, backward)
-    kv = mesh.local(op.kv_heads) / op.kv_heads.width * (op.kv_heads.width + op.v_width)
-    t.keep(op, block, mesh.tokens * (mesh.local(op.heads) + kv) * 2.0, what="qkv")
+    kv = mesh.local(op.kv_heads) / op.kv_heads.width * (op.kv_heads.width + op.v_width) / op.tokens_per_key
+    q = mesh.local(op.heads) if op.query_saved else 0.0
+    t.keep(op, block, mesh.tokens * (q + kv) * 2.0, what="qkv")
     if hw.unfused_attention:
         t.keep(op, block, heads * mesh.sequences * mesh.seq_len**2 / mesh.cp * 5.0, what="scores")
     if np.any(mesh.cp > 1) and op.v_width:
@@ -271,8 +275,8 @@ def _exchange(t: _Sum, block: Block, op: Op) -> None:  # noqa: ARG001  (every pr
     assert isinstance(op, TokenExchange)
     mesh, hw = t.mesh, t.hw
     token = mesh.tokens / mesh.tp * op.width.size * 2.0
-    one = hw.network.exchange(token * op.top_k * hw.dispatch_factor, token * hw.dispatch_factor, op.top_k, mesh.ep, mesh.etp)
-    one = one * hw.ep_exposed
+    one = hw.network.exchange(token, op.top_k, mesh.ep, mesh.etp, once_per_rank=hw.dispatch_once)
+    one = one * hw.dispatch_factor * hw.ep_exposed
     etp = np.where(mesh.etp > 1, hw.network.gather(mesh.routed_tokens(op.top_k) * op.width.size * 2.0, mesh.etp, 1.0), 0.0)
     t.add("ep_comm", one, one)
     t.add("tp_comm", etp, etp)

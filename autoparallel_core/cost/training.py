@@ -13,8 +13,9 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from autoparallel_core.cost.data_parallel import Groups, optimizer_s, overlapped_s, reduce_s, zero_exposed_s
+from autoparallel_core.cost.data_parallel import Groups, gradient_bytes, optimizer_s, overlapped_s, reduce_s, zero_exposed_s
 from autoparallel_core.cost.hardware import TrainingHardware
+from autoparallel_core.cost.host_time import HostModel
 from autoparallel_core.cost.layer import CAUSES, LayerCost, layer_cost
 from autoparallel_core.cost.pipeline import bubble_s, in_flight
 from autoparallel_core.cost.recompute import Recompute
@@ -72,13 +73,13 @@ def _price_layers(problem: Problem, hw: TrainingHardware, layer_keys: StrategyBa
     mesh = Mesh.of(layer_keys, problem.training.seq_len)
     recompute = Recompute.of(problem.software.recompute_modules, problem.constant("op_recompute_gemm_share"))
     arch = problem.arch
-    host = _host_s(problem)
+    host = HostModel.of(problem)
     classes = []
     for layer, _ in arch.layer_classes():
         cost = layer_cost(layer.blocks, mesh, hw, recompute)
-        wait = host[any(op.kind == "expert_gemm" for op in layer.ops)]
-        cost.forward[:, CAUSES.index("host")] += wait
-        cost.backward[:, CAUSES.index("host")] += 2 * wait
+        routed = any(op.kind == "expert_gemm" for op in layer.ops)
+        for part, passes in ((cost.forward, 1.0), (cost.backward, 2.0)):
+            part[:, CAUSES.index("host")] += host.wait_s(part.sum(axis=1), routed=routed, passes=passes)
         classes.append(cost)
     return _Pieces(
         classes=tuple(classes),
@@ -87,19 +88,6 @@ def _price_layers(problem: Problem, hw: TrainingHardware, layer_keys: StrategyBa
         mtp=tuple(layer_cost((*layer.blocks, arch.epilogue), mesh, hw, recompute) for layer in arch.mtp),
         mesh=mesh,
     )
-
-
-def _host_s(problem: Problem) -> dict[bool, float]:
-    """Seconds per layer and forward in which the GPU waits for the host, by whether the layer routes tokens."""
-    c, soft = problem.constant, problem.software
-    if soft.launch_blocking:
-        return {False: c("host_blocking_layer_s"), True: c("host_blocking_layer_s") + c("host_moe_layer_s")}
-    left = {
-        "none": (1.0, 1.0),
-        "partial": (c("host_graph_partial"), c("host_graph_partial")),
-        "full_iteration": (c("host_graph_dense"), c("host_graph_moe")),
-    }[soft.cuda_graph]
-    return {False: c("host_layer_s") * left[0], True: c("host_moe_layer_s") * left[1]}
 
 
 @frozen(eq=False)
@@ -313,7 +301,7 @@ def _gradient_seconds(
     c, net, zero = problem.constant, hw.network, batch.zero
     trained = 0.0 if hw.frozen_weights else 1.0
     dense, expert = stages.slowest_dense[of_row], stages.slowest_expert[of_row]
-    grad, param = c("dp_grad_bytes"), c("dp_param_bytes")
+    grad, param = gradient_bytes(problem), c("dp_param_bytes")
     whole = _reduce_all(net, dense, expert, groups, grad) * trained
     scatter = _reduce_sharded(net, dense, expert, groups, grad) * trained
     gather = reduce_s(net, dense, param, groups.shard, groups.dense_stride) * trained
@@ -358,7 +346,7 @@ def _fsdp_seconds(
     groups = Groups.of(**f)
     again = (batch.recompute == 2).astype(np.float64)
     total, replica = np.zeros(len(batch)), np.zeros(len(batch))
-    grad, param, loss = c("dp_grad_bytes"), c("dp_param_bytes"), c("fsdp_overlap_loss")
+    grad, param, loss = gradient_bytes(problem), c("dp_param_bytes"), c("fsdp_overlap_loss")
     trained = 0.0 if hw.frozen_weights else 1.0
     counted = [(cost, stages.counts[of_row, i]) for i, cost in enumerate(stages.pieces.classes)]
     ends = (stages.pieces.prologue, stages.pieces.epilogue, *stages.pieces.mtp)

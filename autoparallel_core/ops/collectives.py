@@ -76,16 +76,24 @@ class Network:
         rate = np.where(near, self.scale_up_bytes_per_s, self.scale_out_bytes_per_s)
         return n_bytes / rate + np.where(near, self.scale_up_latency_s, self.scale_out_latency_s)
 
-    def exchange(self, copies_bytes: Array, token_bytes: Array, top_k: int, size: Array, stride: Array | float) -> Array:
-        """All-to-all of dispatched tokens.
+    def exchange(self, token_bytes: Array, top_k: int, size: Array, stride: Array | float, *, once_per_rank: bool) -> Array:
+        """All-to-all of the tokens of one rank (``token_bytes`` in one copy) to ``top_k`` experts spread over the group.
 
-        ``copies_bytes`` is what a rank sends in all (top_k copies of its tokens), ``token_bytes`` one copy.
-        Across domains a token travels once per domain it visits, n(1−(1−1/n)^k) of n domains under balanced
-        routing, and is spread inside (DeepSeek-V3, arXiv 2412.19437, section 3.2.2).
+        A plain all-to-all sends every one of the k copies. Dispatchers that send a token once to each rank, and once
+        to each domain from which it is spread inside (``once_per_rank``), send R(1−(1−1/R)^k) of R ranks or domains
+        under balanced routing (arXiv 2412.19437, section 3.2.2).
         """
-        n = np.maximum(1.0, size * stride / self.domain)
-        local_share = (size - 1) / size / n
-        inside = copies_bytes * np.where(n > 1, np.maximum(local_share, 1.0 - 1.0 / n), local_share) / self.scale_up_bytes_per_s
-        visits = n * (1.0 - (1.0 - 1.0 / n) ** top_k)
-        outside = token_bytes * visits * (n - 1) / n / self.scale_out_bytes_per_s
+        domains = np.maximum(1.0, size * stride / self.domain)
+        inner = size / domains
+        elsewhere, away = (size - 1) / size, (domains - 1) / domains
+        copies = visited(size, top_k) if once_per_rank else np.full_like(size, float(top_k))
+        crossing = visited(domains, top_k) if once_per_rank else np.full_like(size, float(top_k))
+        # Spreading inside the domain moves every copy that is not for the rank that received it.
+        inside = token_bytes * copies * np.where(domains > 1, (inner - 1) / inner, elsewhere) / self.scale_up_bytes_per_s
+        outside = token_bytes * crossing * away / self.scale_out_bytes_per_s
         return np.where(size > 1, np.maximum(inside, outside) + self.latency(size, stride), 0.0)
+
+
+def visited(places: Array, top_k: int) -> Array:
+    """Distinct places that k independent choices among them visit, on average."""
+    return places * (1.0 - (1.0 - 1.0 / np.maximum(places, 1.0)) ** top_k)
