@@ -90,7 +90,7 @@ def build_arch(
         for hook in ("parse_mixer", "parse_ffn"):
             blocks += (interned.setdefault(b, b) for b in _claim(view, host, hook, i))
         layers.append(Layer(tuple(blocks)))
-    view.layers = tuple(layers)
+    view.built = tuple(layers)
     extras = _extras(view, host)
     tied = _tied(view)
     arch = ModelArch(

@@ -65,7 +65,7 @@ class ConfigView:
         self.read: set[str] = set()
         self.notes: dict[str, None] = {}
         """Assumptions made by plugins, in order of first mention (a dict used as an ordered set)."""
-        self.layers: tuple[Layer, ...] = ()
+        self.built: tuple[Layer, ...] = ()
         """The decoder layers as built, for ``parse_extras`` (empty before)."""
         self._defaults: Mapping[str, Any] = {}
         self._traits: Mapping[str, Any] = {}
@@ -145,6 +145,17 @@ class ConfigView:
         if not isinstance(v, bool | int):
             raise SpecError(f"{self.name}: config field '{names[0]}' must be true or false, not {v!r}")
         return bool(v)
+
+    def layers(self, *names: str) -> tuple[int, ...] | None:
+        """A list of layer indices (or a string of them, comma-separated); None when absent."""
+        v = self.get(*names)
+        if isinstance(v, str):
+            v = [int(x) if x.strip().isdigit() else x for x in v.split(",") if x.strip()]
+        if v is None:
+            return None
+        if not isinstance(v, list | tuple) or any(isinstance(i, bool) or not isinstance(i, int) for i in v):
+            raise SpecError(f"{self.name}: config field '{names[0]}' must be a list of layer numbers, not {v!r}")
+        return tuple(v)
 
     def per_layer(self, *names: str, layer: int, default: Any = None) -> Any:
         """A field that is one value for all layers, or a list with one value per layer."""

@@ -56,7 +56,7 @@ def template(config: ConfigView) -> Layer:
     def rank(layer: Layer) -> tuple[bool, int]:
         return any(b.cache_per_token for b in layer.blocks), sum(w.size for w in layer.blocks[0].weights())
 
-    kind = config.layers[-1].blocks[-1].kind
-    same = [layer for layer in config.layers if layer.blocks and layer.blocks[-1].kind == kind] or list(config.layers)
+    kind = config.built[-1].blocks[-1].kind
+    same = [layer for layer in config.built if layer.blocks and layer.blocks[-1].kind == kind] or list(config.built)
     best = max(rank(layer) for layer in dict.fromkeys(same))
     return next(layer for layer in reversed(same) if rank(layer) == best)

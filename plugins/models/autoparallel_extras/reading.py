@@ -47,7 +47,10 @@ def find_towers(config: ConfigView) -> tuple[Tower, ...]:
     whole = config.whole
     model_type = str(whole.get("model_type") or "")
     hidden = config.size("hidden_size")
-    found = []
+    found: list[Tower] = []
+    config.read.add("language_model_only")
+    if whole.get("language_model_only"):
+        return ()
     for holder in (whole, whole.get("thinker_config")):
         if not isinstance(holder, Mapping):
             continue

@@ -47,6 +47,7 @@ def model_dtype(config: ConfigView) -> str:
 def gated_delta_mixer(config: ConfigView, layer: int, *, fused: bool) -> Block:
     """Every ``full_attention_interval``-th layer attends with an output gate, the others follow the gated delta rule."""
     interval = config.size("full_attention_interval", default=4)
+    config.read.add("mlp_only_layers")
     kind = config.per_layer("layer_types", layer=layer)
     linear = is_linear(kind, config, "layer_types") if kind is not None else (layer + 1) % interval != 0
     key_heads, value_heads = config.size("linear_num_key_heads"), config.size("linear_num_value_heads")
@@ -186,6 +187,14 @@ def bailing_linear_mixer(config: ConfigView, layer: int) -> Block:
 # --- lightning (MiniMax-Text-01, M1) --------------------------------------------------------------------------
 
 
+MINIMAX_SCALES = frozenset(
+    {"attn_pattern", "block_size", "sliding_window", "postnorm", "shared_moe_mode"}
+    | {f"layernorm_{part}_{scale}" for part in ("full_attention", "linear_attention", "mlp") for scale in ("alpha", "beta")}
+    | {f"{part}_{scale}_factor" for part in ("full_attn", "linear_attn", "mlp") for scale in ("alpha", "beta")}
+)
+"""Residual scales and block sizes: no parameters, no memory."""
+
+
 def minimax_mixer(config: ConfigView, layer: int) -> Block:
     """``attn_type_list`` (1 full, 0 lightning), or ``layer_types``, or the model type's own period."""
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
@@ -203,7 +212,7 @@ def minimax_mixer(config: ConfigView, layer: int) -> Block:
         period = int(config.trait("full_attention_period", default=8))
         linear = (layer + 1) % period != config.trait("full_attention_phase", default=0)
         config.note(f"config has no attn_type_list: one full-attention layer in {period} assumed")
-    config.read.update(("attn_pattern", "block_size", "sliding_window", "postnorm"))
+    config.read.update(MINIMAX_SCALES)
     if linear:
         return lightning_block(hidden=hidden, heads=heads, width=width, specificity=SPECIFICITY)
     return attention_block(hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=width, specificity=SPECIFICITY)

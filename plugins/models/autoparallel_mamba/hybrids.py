@@ -138,7 +138,8 @@ def bamba_mixer(config: ConfigView, layer: int) -> Block:
     config.read.update(
         ("z_loss_coefficient", "num_logits_to_keep", "time_step_limit", "use_mamba_kernels", "position_embedding_type")
     )
-    return mamba2_block(sizes, module="mamba", specificity=SPECIFICITY) if listed else attention(config)
+    attend = attention(config)
+    return mamba2_block(sizes, module="mamba", specificity=SPECIFICITY) if listed else attend
 
 
 def granite_ffn(config: ConfigView, layer: int) -> Block:

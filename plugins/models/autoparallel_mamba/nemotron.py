@@ -89,7 +89,8 @@ _ALL_FIELDS = frozenset(
     {
         "intermediate_size", "moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size",
         "n_routed_experts", "n_shared_experts", "num_experts_per_tok", "expand", "mamba_hidden_act", "mlp_hidden_act",
-        "time_step_rank", "num_logits_to_keep", "use_mamba_kernels", "moe_shared_expert_overlap", "sliding_window",
+        "time_step_rank", "time_step_floor", "time_step_limit", "time_step_max", "time_step_min", "num_logits_to_keep",
+        "use_mamba_kernels", "moe_shared_expert_overlap", "sliding_window",
     }
 )  # fmt: skip
 """Fields that every variant of the type carries, whether or not its stack has the sub-layers they size."""

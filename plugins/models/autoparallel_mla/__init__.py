@@ -32,7 +32,7 @@ def _compressed(config: ConfigView) -> bool:
 @hookimpl
 def parse_family(config: ConfigView) -> Mapping[str, Mapping[str, Any]] | None:
     if _compressed(config):
-        return {"traits": {"mtp": "own"}}
+        return {"traits": {"mtp": "own", "gated": True}}
     if config.model_type in LATENT_TYPES:
         defaults = {"first_k_dense_replace": 1} if config.model_type == "glm4_moe_lite" else {}
         return {"traits": {"standard_ffn": True}, "defaults": defaults}

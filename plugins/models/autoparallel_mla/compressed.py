@@ -49,7 +49,7 @@ def mixer(config: ConfigView, layer: int) -> Block:
     r = ratio(config, layer)
     h = hidden_axis(config.size("hidden_size"))
     heads, width = config.size("num_attention_heads"), config.size("head_dim")
-    config.read.update(("num_key_value_heads", "qk_rope_head_dim"))
+    config.read.update(("num_key_value_heads", "qk_rope_head_dim", "attention_bias"))
     q_rank, o_rank, groups = config.size("q_lora_rank"), config.size("o_lora_rank"), config.size("o_groups")
     if heads % groups:
         raise SpecError(f"{config.name}: num_attention_heads {heads} is not a multiple of o_groups {groups}")

@@ -24,7 +24,9 @@ def latent_attention(config: ConfigView, layer: int, *, specificity: int, module
     Raises:
         SpecError: a width is missing.
     """
-    config.read.update(("head_dim", "qk_head_dim", "num_key_value_heads"))
+    config.read.update(("head_dim", "qk_head_dim", "num_key_value_heads", "index_share_for_mtp_iteration"))
+    if "index_topk" in config or config.get("mlp_layer_types") is not None:  # lists that repeat what other fields say
+        config.read.update(("layer_types", "first_k_dense_replace", "moe_layer_freq"))
     q_rank = config.count("q_lora_rank")
     top_k = config.count("index_topk")
     extra: tuple[Op, ...] = ()
