@@ -47,6 +47,7 @@ class Translator:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.archs: dict[str, ModelArch] = {}
+        self.arch_notes: dict[str, tuple[str, ...]] = {}
         self.clusters: dict[str, Cluster] = {}
         self.problems: dict[tuple[Any, ...], Problem] = {}
 
@@ -174,7 +175,8 @@ def count_of(value: Any, what: str) -> int | None:
     """A positive whole number or None. Raises SpecError for anything else."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not whole or value < 1:
         raise SpecError(f"{what} must be a positive whole number, not {value!r}")
     return int(value)
 
@@ -208,7 +210,7 @@ def _strategy(record: RunRecord, spec: EngineSpec, d: Mapping[str, int], mbs: in
     if zero is None:
         zero = spec.default_strategy.get("zero", 0)
         notes.append(f"ZeRO stage not stated: {zero}")
-    if zero not in {0, 1, 2, 3}:
+    if zero not in (0, 1, 2, 3) or isinstance(zero, bool):
         raise SpecError(f"strategy.zero_stage must be 0 to 3, not {zero!r}")
     sharding = s.get("fsdp") if isinstance(s.get("fsdp"), Mapping) else {}
     assert isinstance(sharding, Mapping)

@@ -51,6 +51,7 @@ def _arch(translator: Translator, record: RunRecord, notes: list[str]) -> ModelA
     weights, dtype = record.settings.get("weights"), record.settings.get("weight_dtype")
     key = f"{record.directory}|{record.model}|{weights}|{dtype}|{record.name if weights else ''}"
     if key in translator.archs:
+        notes += translator.arch_notes.get(key, ())
         return translator.archs[key]
     if isinstance(record.model, str):
         path = record.directory / record.model
@@ -62,6 +63,7 @@ def _arch(translator: Translator, record: RunRecord, notes: list[str]) -> ModelA
     changed, note = deployed_config(config, weights=weights, dtype=dtype, name=record.name)
     if note:
         notes.append(note)
+        translator.arch_notes[key] = (note,)
     from autoparallel_core.models import build_arch
 
     sibling = quant if changed is config else None

@@ -53,9 +53,16 @@ def own_quantisation(config: Mapping[str, Any]) -> str | None:
     method = str(q.get("quant_method", ""))
     if method == "fp8":
         return "fp8 block" if q.get("weight_block_size") else "fp8"
-    if "int" in str(q.get("config_groups", "")) and "4" in str(q.get("config_groups", "")):
-        return "w4a16"
+    integers = [g["weights"].get("num_bits") for g in _groups(q) if g["weights"].get("type", "int") == "int"]
+    if integers:
+        return "w4a16" if integers[0] == 4 else "int8"
     return _word(f"{method} {q.get('quant_algo', '')}") or method
+
+
+def _groups(q: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    groups = q.get("config_groups")
+    values = groups.values() if isinstance(groups, Mapping) else ()
+    return [g for g in values if isinstance(g, Mapping) and isinstance(g.get("weights"), Mapping)]
 
 
 def deployed_config(
