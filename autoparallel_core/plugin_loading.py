@@ -12,6 +12,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any, Literal, Protocol
 
 import pluggy
@@ -217,6 +218,10 @@ def _register(manager: pluggy.PluginManager, plugin: Any, info: PluginInfo, decl
     ``declared``: the groups in which the same module is an entry point.
     """
     own = hooks_of(HOOKS_BY_GROUP[info.kind])
+    if hidden := next((m.name for m in iter_modules(getattr(plugin, "__path__", ())) if m.name in own), None):
+        raise _Unusable(
+            f"its submodule '{hidden}' has the name of a hook, and importing it would replace that hook; rename the file"
+        )
     hooks: list[str] = []
     for name in sorted(dir(plugin)):
         options = manager.parse_hookimpl_opts(plugin, name)

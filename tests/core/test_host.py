@@ -234,6 +234,23 @@ def test_installed_distributions_take_the_same_road_as_ours(tmp_path, monkeypatc
         sys.modules.pop(name, None)
 
 
+def test_a_submodule_named_like_a_hook_is_refused_before_it_can_replace_the_hook(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "third_hiding"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        f"{PRELUDE}@hookimpl\ndef rules(problem):\n    from third_hiding.rules import RULES\n    return RULES\n"
+    )
+    (package / "rules.py").write_text("RULES = ()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, "third-party-hiding", {}, {"engines": {"hiding": "third_hiding"}})
+    (info,) = [p for p in Host().plugins() if p.name == "hiding"]
+    assert info.status == "broken"
+    assert "submodule 'rules' has the name of a hook" in info.reason
+    sys.modules.pop("third_hiding", None)
+
+
 def test_the_process_wide_host_is_one() -> None:
     assert host() is host()
     assert host() is not Host()

@@ -50,7 +50,7 @@ def rules(problem: Problem) -> Sequence[Rule] | None:
     """Its own rule about nodes, and those it shares with others."""
     if problem.engine.name != LATTICE.name:
         return None
-    from example_lattice.rules import RULES
+    from example_lattice.rule_set import RULES
 
     return RULES
 

@@ -38,7 +38,7 @@ def rules(problem: Problem) -> Sequence[Rule] | None:
     if problem.engine.name != VLLM.name:
         return None
     from autoparallel_core.search.common_rules import holding
-    from autoparallel_vllm.rules import RULES
+    from autoparallel_vllm.rule_set import RULES
 
     return holding(RULES, problem.engine_version)
 
