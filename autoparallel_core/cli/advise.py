@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autoparallel_core.cli.flags import add_problem_flags
 from autoparallel_core.cli.hosting import host_of, print_warnings
@@ -12,7 +12,7 @@ from autoparallel_core.errors import Infeasible
 
 if TYPE_CHECKING:
     from autoparallel_core.cli.options import Question
-    from autoparallel_core.search.min_nodes import MinNodes
+    from autoparallel_core.cli.shortfall import Shortfall
     from autoparallel_core.search.result import SearchResult
 
 
@@ -30,40 +30,26 @@ def run(args: argparse.Namespace) -> int:
     """Search and print. Raises Infeasible (exit code 3) when nothing fits."""
     from autoparallel_core.cli.options import Question
     from autoparallel_core.cli.progress import Progress
+    from autoparallel_core.cli.shortfall import Shortfall, fewest_nodes, look_further
     from autoparallel_core.search.api import search
 
     host = host_of(args)
     question = Question(args, host)
-    found: MinNodes | None = None
     with Progress() as progress:
         if args.find_min_nodes:
-            found = _min_nodes(question, progress, up_to_asked=args.n_gpus is not None or args.cluster is not None)
-            result = found.result
+            asked = args.n_gpus is not None or args.cluster is not None
+            found = Shortfall(nodes=fewest_nodes(question, progress, up_to_asked=asked))
+            assert found.nodes is not None
+            result = found.nodes.result
         else:
             result = search(question.problem(), planner=args.planner or "grid", top=args.top, host=host, progress=progress)
-        if not result.fitting and found is None:
-            found = _min_nodes(question, progress, up_to_asked=False)
+            found = Shortfall() if result.fitting else look_further(question, progress)
     print_warnings(host)
     _print(args, question, result, found)
     return 0
 
 
-def _min_nodes(question: Question, progress: Any, *, up_to_asked: bool) -> MinNodes:
-    from autoparallel_core.search.min_nodes import find_min_nodes
-
-    args = question.args
-    return find_min_nodes(
-        question.problem,
-        question.cluster,
-        planner=args.planner or "grid",
-        top=args.top,
-        most_nodes=question.cluster.n_nodes if up_to_asked else None,
-        host=question.host,
-        progress=progress,
-    )
-
-
-def _print(args: argparse.Namespace, question: Question, result: SearchResult, found: MinNodes | None) -> None:
+def _print(args: argparse.Namespace, question: Question, result: SearchResult, found: Shortfall) -> None:
     """Print the answer. Raises Infeasible, after printing, when nothing fits."""
     from autoparallel_core.models import describe
     from autoparallel_core.report.answer import print_answer, print_nothing_fits
@@ -73,12 +59,12 @@ def _print(args: argparse.Namespace, question: Question, result: SearchResult, f
     from autoparallel_core.report.missing import min_nodes_document, min_nodes_line, what_is_missing
 
     model = describe(question.arch)
-    missing = [] if result.fitting else what_is_missing(result, found)
+    missing = [] if result.fitting else what_is_missing(result, found.nodes, gpus=found.gpus, too_slow=found.too_slow)
     if args.json:
-        nodes = min_nodes_document(found) if found else None
+        nodes = min_nodes_document(found.nodes) if found.nodes else None
         print_json(result_document(result, model, pareto=args.pareto, min_nodes=nodes, missing=missing))
     elif result.fitting:
-        line = min_nodes_line(found) if found else None
+        line = min_nodes_line(found.nodes) if found.nodes else None
         print_answer(make_console(), result, model["parameters"], pareto=args.pareto, min_nodes=line)
     else:
         print_nothing_fits(make_console(), result, model["parameters"], missing)

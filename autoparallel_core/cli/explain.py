@@ -84,12 +84,13 @@ def _given(args: argparse.Namespace, problem: Problem, host: Host, model: Mappin
     from autoparallel_core.search.rules import rules_for, violations
     from autoparallel_core.spec.strategy import parse_strategy
 
+    if not args.strategy.strip():
+        raise SpecError("--strategy is empty; write it like 'tp8 pp4 dp2 mbs1'")
     strategy = parse_strategy(args.strategy)
-    have = problem.cluster.n_gpus
-    if strategy.world != have:
-        raise SpecError(
-            f"--strategy '{strategy}' is for {strategy.world} GPUs and the cluster has {have}; {_dp_hint(strategy, have)}"
-        )
+    have, used = problem.cluster.n_gpus, strategy.world
+    if used != have and (problem.mode == "training" or used > have):  # instances need not use every GPU
+        gpus = f"{used} GPU{'' if used == 1 else 's'}"
+        raise SpecError(f"--strategy '{strategy}' is for {gpus} and the cluster has {have}; {_dp_hint(strategy, have)}")
     broken = violations(problem, strategy, rules_for(problem, host))
     if not broken:
         return explain_strategy(problem, strategy, host)

@@ -8,11 +8,13 @@ from typing import Any
 
 from attrs import field, frozen
 
-from autoparallel_core.cli.values import BANDWIDTH, FLOPS, MEMORY, one_of, quantity, whole
+from autoparallel_core.cli.values import BANDWIDTH, FLOPS, MEMORY, number, one_of, quantity, whole
 from autoparallel_core.errors import SpecError
 from autoparallel_core.spec.workload import PRECISIONS
 
 MODES = ("training", "inference")
+GOALS = ("throughput", "latency", "cost")
+KV_DTYPES = ("bf16", "fp16", "fp8")
 
 
 @frozen
@@ -107,6 +109,30 @@ INFERENCE_FLAGS = (
         modes=INFERENCE,
         instead="--batch-size",
     ),
+    Flag(
+        "--goal", "throughput (default), latency (of one request) or cost (per GPU in use)", one_of(*GOALS), "G", modes=INFERENCE
+    ),
+    Flag("--ttft-ms", "most milliseconds to the first token", number(above=0), "MS", modes=INFERENCE),
+    Flag("--tpot-ms", "most milliseconds between tokens", number(above=0), "MS", modes=INFERENCE),
+    Flag(
+        "--kv-dtype",
+        f"KV cache: one of {', '.join(KV_DTYPES)} (default: the checkpoint's)",
+        one_of(*KV_DTYPES),
+        "D",
+        modes=INFERENCE,
+    ),
+    Flag("--max-num-seqs", "most sequences in one engine step (default: the engine's)", whole(), modes=INFERENCE),
+    Flag(
+        "--memory-fraction", "the engine's memory fraction (default: the engine's)", number(above=0, most=1), "F", modes=INFERENCE
+    ),
+    Flag(
+        "--prefix-hit-rate",
+        "share of prompt tokens found in the cache (default 0)",
+        number(least=0, most=1),
+        "R",
+        modes=INFERENCE,
+    ),
+    Flag("--accepted-length", "mean tokens per step of speculative decoding (default 1)", number(least=1), "L", modes=INFERENCE),
 )
 DATA = (
     Flag("--profile-data", "measured efficiencies to use in place of the preset's", str, "FILE"),

@@ -31,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except AutoparallelError as e:
+        from autoparallel_core.cli.hosting import print_untold_warnings
+
+        print_untold_warnings()
         return _fail(str(e), e.exit_code)
     except KeyboardInterrupt:
         return _fail("interrupted", INTERRUPTED)

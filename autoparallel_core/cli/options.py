@@ -240,6 +240,14 @@ class Question:
             precision=args.precision,
             max_num_batched_tokens=args.max_tokens_per_mb,
             max_model_len=args.max_length,
+            goal=args.goal or "throughput",
+            ttft_limit_s=None if args.ttft_ms is None else args.ttft_ms * 1e-3,
+            tpot_limit_s=None if args.tpot_ms is None else args.tpot_ms * 1e-3,
+            kv_dtype=args.kv_dtype,
+            max_num_seqs=args.max_num_seqs,
+            memory_fraction=args.memory_fraction,
+            prefix_hit_rate=args.prefix_hit_rate or 0.0,
+            accepted_length=args.accepted_length or 1.0,
         )
 
 

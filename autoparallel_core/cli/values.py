@@ -66,6 +66,24 @@ def quantity(units: Mapping[str, float], unit: str) -> Callable[[str], float]:
     return read
 
 
+def number(*, above: float | None = None, least: float | None = None, most: float = math.inf) -> Callable[[str], float]:
+    """A number within bounds: greater than ``above`` or at least ``least``, and at most ``most``."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ArgumentTypeError(f"{text!r} is not a number") from None
+        low = f"above {above:g}" if above is not None else f"at least {least:g}" if least is not None else ""
+        high = f"at most {most:g}" if math.isfinite(most) else ""
+        inside = (above is None or value > above) and (least is None or value >= least) and value <= most
+        if not math.isfinite(value) or not inside:
+            raise ArgumentTypeError(f"{text} is out of range, it must be {' and '.join(filter(None, (low, high)))}")
+        return value
+
+    return read
+
+
 def one_of(*legal: str) -> Callable[[str], str]:
     """One of a closed set of words."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from autoparallel_core.planners.reasons import speed
 from autoparallel_core.report import format as fmt
 from autoparallel_core.report.causes import words
 from autoparallel_core.report.console import bullets, heading, put
@@ -42,8 +43,9 @@ def refusals(refused: Mapping[str, int], limit: int | None = None) -> str:
 
 def search_line(result: SearchResult) -> str:
     """How much was looked at."""
+    plural = "strategy" if result.enumerated == 1 else "strategies"
     return (
-        f"{result.planner} planner · {result.enumerated:,} strategies · {result.evaluated:,} legal and priced · "
+        f"{result.planner} planner · {result.enumerated:,} {plural} · {result.evaluated:,} legal and priced · "
         f"{result.fitting:,} fit · {fmt.seconds(result.elapsed_s)}"
     )
 
@@ -70,10 +72,11 @@ def print_answer(
     print_bands(console, columns_of(problem, plans))
     heading(console, "Why these")
     for i, plan in enumerate(plans[:_REASONED]):
-        put(console, f"#{i + 1} {plan.strategy}{_lead(plans, i)}", style="bold")
+        put(console, f"#{i + 1} {plan.strategy}{_lead(problem, plans, i)}", style="bold")
         bullets(console, (*plan.reasons, *(plan.serving.notes if plan.serving else ())), indent=3)
     if pareto:
-        heading(console, "Speed against free memory: no other strategy has more of both")
+        room = "free memory" if problem.mode == "training" else "room for requests"
+        heading(console, f"Speed against {room}: no other strategy has more of both")
         print_bands(console, columns_of(problem, result.pareto))
     if result.blame:
         heading(console, "What the engine changed")
@@ -83,17 +86,21 @@ def print_answer(
 
 
 def _title(problem: Problem, n: int) -> str:
-    what = "tokens/s per GPU" if problem.mode == "training" else "output tokens/s per GPU"
+    what = {
+        "training": "tokens/s per GPU",
+        "throughput": "output tokens/s per GPU",
+        "latency": "end-to-end latency of a request",
+        "cost": "output tokens/s per GPU in use",
+    }["training" if problem.mode == "training" else problem.inference.goal]
     return f"Best {n} by {what}" if n > 1 else f"Best by {what}"
 
 
-def _lead(plans: Sequence[Plan], i: int) -> str:
-    """How far a plan is ahead of the next one, or behind the first."""
-    if i == 0:
-        if len(plans) < 2:
-            return ""
-        return f" · {fmt.change(plans[0].throughput / plans[1].throughput)} over #2"
-    return f" · {fmt.change(plans[i].throughput / plans[0].throughput)} against #1"
+def _lead(problem: Problem, plans: Sequence[Plan], i: int) -> str:
+    """How far a plan is ahead of the next one, or behind the first, by what is ranked."""
+    first, here = speed(problem, plans[0]), speed(problem, plans[i])
+    if i:
+        return f" · {fmt.change(here / first)} against #1"
+    return f" · {fmt.change(first / speed(problem, plans[1]))} over #2" if len(plans) > 1 else ""
 
 
 def print_nothing_fits(console: Console, result: SearchResult, parameters: Mapping[str, Any], missing: Sequence[str]) -> None:

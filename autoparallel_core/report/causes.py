@@ -9,6 +9,12 @@ _WORDS = {
     "expert_gemm": "expert GEMM",
     "fsdp_comm": "FSDP gather",
     "gemm": "GEMM",
+    "all_reduce": "all-reduce",
+    "all_to_all": "all-to-all",
+    "cuda_graph": "CUDA graphs",
+    "layer": "layer overhead",
+    "non_torch": "non-torch",
+    "prefill_interference": "prefill interference",
     "bubble": "pipeline bubble",
     "host": "host wait",
     "kv_cache": "KV cache",
@@ -21,4 +27,5 @@ _WORDS = {
 
 def words(cause: str) -> str:
     """``tp_comm`` → ``TP collectives``; an unknown cause with spaces for underscores."""
-    return _WORDS.get(cause, cause.replace("_", " "))
+    part = cause.rsplit(": ", 1)[-1]  # "weights: rotary tables"
+    return _WORDS.get(part, part.replace("_", " "))

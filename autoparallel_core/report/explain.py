@@ -16,12 +16,15 @@ from autoparallel_core.report.console import bullets, heading, put
 from autoparallel_core.report.document import constant_document, envelope, plan_document, problem_document
 from autoparallel_core.report.header import print_header
 from autoparallel_core.report.layout import Column, print_bands, print_figures, print_records
+from autoparallel_core.report.training import titled
 from autoparallel_core.search.neighbours import Neighbour
 from autoparallel_core.search.result import Plan
 from autoparallel_core.spec.cluster import Gpu
 from autoparallel_core.spec.problem import Constant, Problem
 
 _CHANGES_SHOWN = 6
+_NO_RATE = 0.01
+"""Below this ratio the rate is that of a cache without room, not of the strategy."""
 _WORTH_SAYING = 0.002
 """Share of the step below which a cause's change is not mentioned."""
 
@@ -89,7 +92,7 @@ def _print_memory(console: Console, plan: Plan) -> None:
     ]
     columns += [
         Column(
-            "\n".join(words(part).rsplit(" ", 1)),
+            titled(part, unit=""),
             [fmt.gigabytes(s.bytes.get(part, 0.0)) for s in memory.stages],
             words=f"{words(part)} {{}}",
         )
@@ -116,6 +119,13 @@ def limits(problem: Problem, plan: Plan) -> list[str]:
     if ranked and total > 0:
         first = ", then ".join(f"{words(k)} ({fmt.percent(v / total)})" for k, v in ranked[:3])
         out.append(f"time goes first to {first}")
+    if plan.serving is not None:
+        f = plan.serving
+        out.append(
+            f"memory: {fmt.memory(f.weights_bytes_per_gpu)} of weights and {fmt.memory(f.kv_bytes_per_gpu)} of KV cache per GPU; "
+            f"the cache of all instances holds {f.max_concurrency:,} requests, {f.instances * f.batch_per_instance:,.0f} run"
+        )
+        return out
     d = plan.memory.deciding
     parts = sorted(d.bytes.items(), key=lambda kv: -kv[1])[:2]
     used = plan.memory.reserved_bytes / plan.memory.capacity_bytes
@@ -149,10 +159,10 @@ def change_sentence(change: Neighbour, total_s: float) -> str:
     causes = ", ".join(
         f"{'more' if v > 0 else 'less'} {words(k)} ({'+' if v > 0 else '−'}{fmt.seconds(abs(v))})" for k, v in worth
     )
-    text = f"{change.change}: {fmt.change(change.throughput_ratio)} tokens/s"
-    if causes:
-        text += f": {causes}"
-    text += f"; {fmt.signed_memory(change.memory_change_bytes)} of memory"
+    text = f"{change.change}:"
+    if change.fits or change.throughput_ratio > _NO_RATE:
+        text += f" {fmt.change(change.throughput_ratio)} tokens/s{': ' if causes else ''}{causes};"
+    text += f" {fmt.signed_memory(change.memory_change_bytes)} of memory"
     over = [
         f"{fmt.memory(amount)} too much {where}"
         for amount, where in ((change.shortfall_bytes, "per GPU"), (change.host_shortfall_bytes, "of host memory per node"))

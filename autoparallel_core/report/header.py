@@ -74,6 +74,18 @@ def serving_line(workload: InferenceWorkload) -> str:
         parts.append(f"at most {workload.max_num_batched_tokens:,} tokens per engine step")
     if workload.max_model_len:
         parts.append(f"requests up to {workload.max_model_len:,} tokens")
+    if workload.max_num_seqs:
+        parts.append(f"at most {workload.max_num_seqs:,} sequences per engine step")
+    if workload.kv_dtype:
+        parts.append(f"KV cache in {workload.kv_dtype}")
+    if workload.memory_fraction:
+        parts.append(f"memory fraction {workload.memory_fraction:g}")
+    if workload.ttft_limit_s:
+        parts.append(f"TTFT at most {fmt.seconds(workload.ttft_limit_s)}")
+    if workload.tpot_limit_s:
+        parts.append(f"TPOT at most {fmt.seconds(workload.tpot_limit_s)}")
+    if workload.goal != "throughput":
+        parts.append(f"goal: {workload.goal}")
     if workload.accepted_length != 1:
         parts.append(f"{workload.accepted_length:g} tokens accepted per step")
     if workload.prefix_hit_rate:

@@ -8,11 +8,22 @@ from autoparallel_core.report import format as fmt
 
 if TYPE_CHECKING:
     from autoparallel_core.search.min_nodes import MinNodes
-    from autoparallel_core.search.result import SearchResult
+    from autoparallel_core.search.result import Plan, SearchResult
 
 
-def what_is_missing(result: SearchResult, found: MinNodes | None) -> list[str]:
-    """Sentences: which memory is short by how much, how many GPUs would do."""
+def what_is_missing(
+    result: SearchResult, found: MinNodes | None = None, *, gpus: int | None = None, too_slow: Plan | None = None
+) -> list[str]:
+    """Sentences: which memory is short by how much, which latency limit nothing meets, how many GPUs would do.
+
+    Args:
+        result: the search in which nothing fitted.
+        found: the fewest nodes that do, when they were looked for.
+        gpus: the fewest GPUs inside a node that do.
+        too_slow: the plan that fits and comes nearest to the latency limits.
+    """
+    if too_slow is not None:
+        return [_too_slow(result, too_slow)]
     out = []
     cluster = result.problem.cluster
     miss = result.nearest_miss
@@ -34,9 +45,22 @@ def what_is_missing(result: SearchResult, found: MinNodes | None) -> list[str]:
         asked = getattr(result.problem.workload, "concurrency", None)
         if serving is not None and asked and serving.max_concurrency < asked:
             out.append(f"KV cache: room for {serving.max_concurrency:,} requests of the {asked:,} asked for")
-    if found is not None:
+    if gpus is not None:
+        out.append(f"GPUs: {gpus:,} would do, {gpus - cluster.n_gpus:,} more than the {cluster.n_gpus:,} given")
+    elif found is not None:
         out.append(_gpus_needed(result, found))
     return out
+
+
+def _too_slow(result: SearchResult, plan: Plan) -> str:
+    work, figures = result.problem.inference, plan.serving
+    assert figures is not None, "a plan of serving holds its figures"
+    over = [
+        f"{name} {fmt.seconds(value)} where at most {fmt.seconds(limit)} is allowed ({fmt.seconds(value - limit)} too slow)"
+        for name, value, limit in (("TTFT", figures.ttft_s, work.ttft_limit_s), ("TPOT", figures.tpot_s, work.tpot_limit_s))
+        if limit is not None and value > limit
+    ]
+    return f"latency: the nearest strategy that fits, {plan.strategy}, has {' and '.join(over)}"
 
 
 def _gpus_needed(result: SearchResult, found: MinNodes) -> str:

@@ -20,17 +20,18 @@ def memory_causes(plans: Sequence[Plan]) -> list[str]:
     return [cause for cause, most in seen.items() if most > 0]
 
 
-def _titled(cause: str) -> str:
-    """The cause over its unit: ``weights / GB``, ``vocabulary / padding GB``."""
-    first, *rest = words(cause).split(" ")
-    return "\n".join((first, " ".join([*rest, "GB"])))
+def titled(cause: str, unit: str = "GB") -> str:
+    """The cause with its unit in two lines as even as its words allow: ``weights / GB``, ``vocabulary / padding GB``."""
+    parts = [*words(cause).split(" "), *([unit] if unit else [])]
+    halves = [(" ".join(parts[:i]), " ".join(parts[i:])) for i in range(1, len(parts))] or [(parts[0], "")]
+    return "\n".join(min(halves, key=lambda h: max(map(len, h)))).rstrip()
 
 
 def memory_columns(plans: Sequence[Plan]) -> list[Column]:
     """One column per cause (gigabytes on the deciding stage), host memory when used."""
     columns = [
         Column(
-            _titled(cause),
+            titled(cause),
             [fmt.gigabytes(p.memory.deciding.bytes.get(cause, 0.0)) for p in plans],
             starts=i == 0,
             words=f"{words(cause)} {{}} GB",

@@ -52,7 +52,7 @@ def neighbours(problem: Problem, start: Strategy, host: Host) -> list[Neighbour]
     Raises:
         SpecError: the problem cannot be priced.
     """
-    changed = [(what, s) for what, s in dict(_changes(problem, start)).items() if s != start and _possible(problem, s)]
+    changed = [(what, s) for what, s in dict(_changes(problem, start)).items() if s != start and _possible(problem, start, s)]
     if not changed:
         return []
     batch = StrategyBatch.of([start, *(s for _, s in changed)])
@@ -149,9 +149,9 @@ def _named(start: Strategy, s: Strategy, axes: Sequence[str]) -> str:
     return ", ".join(f"{a} {getattr(start, a)}→{getattr(s, a)}" for a in axes)
 
 
-def _possible(problem: Problem, s: Strategy) -> bool:
+def _possible(problem: Problem, start: Strategy, s: Strategy) -> bool:
     """Divisibility that no engine can lift; the engine's rules are asked afterwards."""
-    if s.world != problem.cluster.n_gpus or s.shard < 1:
+    if s.world != start.world or s.shard < 1:
         return False
     experts = routed_experts(problem.arch)
     if any(e % s.ep for e in experts) or (not experts and s.ep * s.etp > 1):

@@ -86,6 +86,36 @@ def test_nothing_fits_says_what_is_missing(cli, model):
     assert body["missing"]
 
 
+def test_a_latency_limit_that_nothing_meets_is_named(cli, small):
+    ran = cli(*small, "--mode", "inference", "--infer-batch-size", "64", "--tpot-ms", "0.01")
+    assert ran.code == 3
+    assert re.search(
+        r"latency: the nearest strategy that fits, tp\d+ .*, has TPOT .* where at most 10.0 µs is allowed", ran.words
+    )
+    assert "TPOT limit" in ran.words
+    assert cli(*small, "--mode", "inference", "--infer-batch-size", "64", "--tpot-ms", "10000").code == 0
+
+
+def test_goals_rank_differently_and_say_so(cli, small):
+    argv = (*small, "--mode", "inference", "--infer-batch-size", "256", "--top", "50")
+    plans = cli(*argv, "--goal", "latency", "--json").json["strategies"]
+    times = [p["serving"]["ttft_s"] + 1023 * p["serving"]["tpot_s"] for p in plans]
+    assert all(b >= a * 0.998 for a, b in pairwise(times))
+    assert "by end-to-end latency of a request" in cli(*argv, "--goal", "latency").out
+    assert "by output tokens/s per GPU in use" in cli(*argv, "--goal", "cost").out
+
+
+def test_fewer_gpus_than_a_node_are_tried_one_by_one(cli, model):
+    big = model(num_hidden_layers=48, hidden_size=8192, num_attention_heads=64, intermediate_size=28672)
+    argv = ("--model-path", big, "--gpu-type", "H100", "--mode", "inference")
+    ran = cli(*argv, "--n-gpus", "1")
+    assert ran.code == 3
+    needed = int(re.search(r"GPUs: (\d) would do, \d more than the 1 given", ran.words)[1])
+    assert 1 < needed < 8
+    assert cli(*argv, "--n-gpus", str(needed)).code == 0
+    assert cli(*argv, "--n-gpus", str(needed - 1)).code == 3
+
+
 @pytest.mark.parametrize("mode", ["training", "inference"])
 def test_the_fewest_nodes(cli, model, mode):
     big = {"num_hidden_layers": 64, "hidden_size": 8192, "num_attention_heads": 64, "intermediate_size": 28672}
@@ -154,6 +184,7 @@ def test_explain_lists_every_broken_rule(cli, small):
             "'tp3 pp1 dp1 mbs1' is for 3 GPUs and the cluster has 16; without dp it takes 3, which does not divide",
         ),
         (["--strategy", "tp4"], "is for 4 GPUs and the cluster has 16; with dp4 it would fill them"),
+        (["--strategy", " "], "--strategy is empty"),
         (["--strategy", "tp4 xp2"], "'xp2' is not a dimension"),
         (["--strategy", "tp4", "--planner", "grid"], "--planner chooses a strategy and --strategy gives one"),
         (["--planner", "gird"], "unknown planner 'gird'; did you mean grid"),

@@ -93,6 +93,14 @@ def test_nothing_given_is_assumed(base):
         (["--mode", "inference", "--max-tokens-per-mb", "4096"], lambda p: p.inference.max_num_batched_tokens, 4096),
         (["--mode", "inference", "--precision", "fp8"], lambda p: p.inference.precision, "fp8"),
         (["--mode", "inference", "--engine", "vllm"], lambda p: p.engine.name, "vllm"),
+        (["--mode", "inference", "--goal", "latency"], lambda p: p.inference.goal, "latency"),
+        (["--mode", "inference", "--ttft-ms", "250"], lambda p: p.inference.ttft_limit_s, 0.25),
+        (["--mode", "inference", "--tpot-ms", "12.5"], lambda p: p.inference.tpot_limit_s, 0.0125),
+        (["--mode", "inference", "--kv-dtype", "fp8"], lambda p: p.inference.kv_dtype, "fp8"),
+        (["--mode", "inference", "--max-num-seqs", "64"], lambda p: p.inference.max_num_seqs, 64),
+        (["--mode", "inference", "--memory-fraction", "0.8"], lambda p: p.inference.memory_fraction, 0.8),
+        (["--mode", "inference", "--prefix-hit-rate", "0.5"], lambda p: p.inference.prefix_hit_rate, 0.5),
+        (["--mode", "inference", "--accepted-length", "2.4"], lambda p: p.inference.accepted_length, 2.4),
     ],
 )
 def test_every_flag_reaches_the_problem(base, argv, read, value):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoparallel_core.cli.values import BANDWIDTH, FLOPS, MEMORY, one_of, quantity, whole
+from autoparallel_core.cli.values import BANDWIDTH, FLOPS, MEMORY, number, one_of, quantity, whole
 
 memory, bandwidth, flops = quantity(MEMORY, "GB"), quantity(BANDWIDTH, "GB/s"), quantity(FLOPS, "TFLOP/s")
 
@@ -70,3 +70,10 @@ def test_words_suggest_the_nearest():
     assert one_of("training", "inference")("inference") == "inference"
     with pytest.raises(ArgumentTypeError, match="did you mean training"):
         one_of("training", "inference")("trainig")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.1", "nan", "x"])
+def test_numbers_have_bounds(text):
+    assert number(above=0, most=1)("0.5") == 0.5
+    with pytest.raises(ArgumentTypeError, match=r"must be above 0 and at most 1|is not a number"):
+        number(above=0, most=1)(text)
