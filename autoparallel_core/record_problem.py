@@ -39,6 +39,8 @@ class Translated:
     notes: tuple[str, ...] = ()
     unpredicted: frozenset[str] = field(default=frozenset())
     """Measured quantities that the record states too little for; they are left out of the prediction."""
+    open_recompute: bool = False
+    """The record does not state recompute: where the default does not fit, the least that does is taken."""
 
 
 class Translator:
@@ -107,7 +109,8 @@ class Translator:
         workload, mbs = self._workload(record, spec, degrees, arch, notes)
         strategy = _strategy(record, spec, degrees, mbs, notes)
         problem = self.problem(arch, cluster, workload, record, notes)
-        return Translated(problem, strategy, tuple(notes))
+        unstated = frozenset({"memory_gb", "memory_reserved_gb", "fits", "verdict"} if not record.workload.get("seq_len") else ())
+        return Translated(problem, strategy, tuple(notes), unstated, record.strategy.get("recompute") is None)
 
     def _training_cluster(self, record: RunRecord, n_gpus: int, notes: list[str]) -> Cluster:
         c = record.cluster
@@ -142,7 +145,7 @@ class Translator:
             notes.append("micro-batch size not stated: 1")
         if seq is None:
             seq = min(ASSUMED_SEQ_LEN, arch.max_position_embeddings or ASSUMED_SEQ_LEN)
-            notes.append(f"sequence length not stated: {seq}")
+            notes.append(f"sequence length not stated: {seq}, and no memory predicted")
         if batch is None:
             batch = mbs * d["dp"] * (MICRO_BATCHES_PER_STAGE * d["pp"] if d["pp"] > 1 else 1)
             notes.append(f"global batch not stated: {batch} sequences")

@@ -10,18 +10,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from autoparallel_core.errors import AutoparallelError
 from autoparallel_core.record_problem import Translated, Translator
-from autoparallel_core.record_serving import SPEEDS
 from autoparallel_core.records import RunRecord, Unreadable
 
 if TYPE_CHECKING:
     from autoparallel_core.host import Host
     from autoparallel_core.search.evaluation import Evaluation
     from autoparallel_core.spec.problem import Problem
-    from autoparallel_core.spec.strategy import StrategyBatch
+    from autoparallel_core.spec.strategy import Strategy
 
 GIB = float(1 << 30)
 GB = 1e9
@@ -78,57 +77,79 @@ def _group(
     rows: Sequence[RunRecord | Unreadable], members: Sequence[tuple[int, Translated]], host: Host
 ) -> list[Prediction]:  # fmt: skip
     """Predictions of the records of one problem."""
-    from autoparallel_core.search.evaluate import evaluate
     from autoparallel_core.search.rules import rules_for, violations
-    from autoparallel_core.spec.strategy import StrategyBatch
 
     problem = members[0][1].problem
     ids = [rows[i].id for i, _ in members]
-    batch = StrategyBatch.of([t.strategy for _, t in members])
-    only_memory = problem.mode == "inference" and all(t.unpredicted >= SPEEDS for _, t in members)
     try:
-        # a start-up log needs no speeds, which the GPU's data may lack for its dtype
-        figures = memory_figures(problem, batch, host) if only_memory else speed_figures(evaluate(problem, batch, host))
+        answers = _evaluate(problem, [t for _, t in members], host)
         rules = rules_for(problem, host)
-        broken = [tuple(v.sentence for v in violations(problem, t.strategy, rules)) for _, t in members]
+        broken = [tuple(v.sentence for v in violations(problem, a.strategy, rules)) for a in answers]
     except AutoparallelError as e:
         return [Prediction(name, "refused", _one_line(e)) for name in ids]
     except Exception as e:  # noqa: BLE001 - one bad group must not lose the others
         return [Prediction(name, "error", f"{type(e).__name__}: {_one_line(e)}") for name in ids]
+    pick = training_figures if problem.mode == "training" else serving_figures
     out = []
-    for row, ((_, t), name) in enumerate(zip(members, ids, strict=True)):
-        predicted = {k: v for k, v in figures[row].items() if k not in t.unpredicted}
+    for (_, t), name, answer, rule_notes in zip(members, ids, answers, broken, strict=True):
+        predicted = {k: v for k, v in pick(answer.figures, answer.row).items() if k not in t.unpredicted}
         if bad := [k for k, v in predicted.items() if isinstance(v, float) and not math.isfinite(v)]:
             out.append(Prediction(name, "error", f"the prediction of {', '.join(bad)} is not a number"))
             continue
-        notes = (*t.notes, *(f"breaks a rule of {problem.engine.name}: {s}" for s in broken[row]))
+        notes = (*t.notes, *answer.notes, *(f"breaks a rule of {problem.engine.name}: {s}" for s in rule_notes))
         out.append(Prediction(name, "ok", None, predicted, notes))
     return out
 
 
-def speed_figures(e: Evaluation) -> list[dict[str, Any]]:
-    """One row of predicted figures per strategy."""
-    pick = serving_figures if e.serving else training_figures
-    return [pick(e, row) for row in range(len(e.batch))]
+@frozen(eq=False)
+class _Answer:
+    """One record's row of an evaluation."""
+
+    figures: Evaluation
+    row: int
+    strategy: Strategy
+    notes: tuple[str, ...] = ()
 
 
-def memory_figures(problem: Problem, batch: StrategyBatch, host: Host) -> list[dict[str, Any]]:
-    """GiB of rank 0 and tokens, per strategy."""
-    from autoparallel_core.cost.serving_memory import serving_memory
+UNCERTAIN = 1.1
+"""Predicted memory above the device by less than this share is no proof that a run could not have fitted."""
+RECOMPUTE_STEPS = 8
+"""Steps of the number of layers under full recompute that are tried when a record does not state it."""
 
-    m = serving_memory(problem, batch, host)
-    names = {
-        "weights_gib_per_gpu": "weights_bytes", "kv_cache_gib_per_gpu": "kv_cache_bytes", "cuda_graph_gib": "cuda_graph_bytes",
-        "activation_peak_gib": "activation_bytes", "non_torch_gib": "non_torch_bytes",
-    }  # fmt: skip
-    return [
-        {
-            **{k: float(m.first_rank[name][row]) / GIB for k, name in names.items()},
-            "kv_tokens": float(m.kv_tokens_per_instance[row]),
-            "fits": bool(m.fits[row]),
-        }
-        for row in range(len(batch))
-    ]
+
+def _evaluate(problem: Problem, questions: Sequence[Translated], host: Host) -> list[_Answer]:
+    """Price the strategies in one batch.
+
+    A run whose record leaves recompute open is given the least that fits, when without it memory is exceeded by far:
+    it ran, so its activations had room.
+    """
+    from autoparallel_core.search.evaluate import evaluate
+    from autoparallel_core.spec.strategy import StrategyBatch
+
+    strategies = [t.strategy for t in questions]
+    figures = evaluate(problem, StrategyBatch.of(strategies), host)
+    answers = [_Answer(figures, i, s) for i, s in enumerate(strategies)]
+    for i, t in enumerate(questions):
+        over = figures.reserved_bytes[i] > UNCERTAIN * figures.capacity_bytes
+        if not (t.open_recompute and over) or t.unpredicted:
+            continue
+        tried = _more_recompute(t.strategy, problem.arch.num_layers)
+        more = evaluate(problem, StrategyBatch.of(tried), host)
+        enough = [row for row in range(len(tried)) if more.reserved_bytes[row] <= UNCERTAIN * more.capacity_bytes]
+        if enough:
+            row = enough[0]
+            words = str(tried[row]).rsplit("recompute=", 1)[1].split()[0]
+            answers[i] = _Answer(more, row, tried[row], (f"recompute={words} taken, since the run would not fit with less",))
+    return answers
+
+
+def _more_recompute(strategy: Strategy, layers: int) -> list[Strategy]:
+    """Stronger recompute in rising order: selective, full for some layers of a stage, full for all."""
+    stage = -(-layers // strategy.pp)
+    some = sorted({-(-stage * k // RECOMPUTE_STEPS) for k in range(1, RECOMPUTE_STEPS)} - {stage})
+    out = [] if strategy.recompute else [evolve(strategy, recompute=1)]
+    out += [evolve(strategy, recompute=2, recompute_layers=n) for n in some]
+    return [*out, evolve(strategy, recompute=2)]
 
 
 def training_figures(e: Evaluation, row: int) -> dict[str, Any]:

@@ -122,9 +122,11 @@ def test_what_null_means_and_that_it_is_said():
     assert bare.strategy.mbs == 1
     assert bare.problem.training.seq_len == 4096
     assert bare.problem.training.global_batch_size == 4 * 4 * 4  # four micro-batches a stage, dp 4
-    assert {"precision not stated: bf16", "sequence length not stated: 4096", "global batch not stated: 64 sequences"} <= {
-        *bare.notes
-    }
+    assert {
+        "precision not stated: bf16",
+        "sequence length not stated: 4096, and no memory predicted",
+        "global batch not stated: 64 sequences",
+    } <= {*bare.notes}
 
 
 @pytest.mark.parametrize(
@@ -363,6 +365,23 @@ def test_predictions_are_those_of_the_single_question():
         assert p.predicted["memory_gb"] == pytest.approx(float(e.allocated_bytes[0]) / 1e9, rel=1e-9)
         tokens = 4096 * 128 / p.predicted["step_time_s"] / 16
         assert p.predicted["tokens_per_s_per_gpu"] == pytest.approx(tokens)
+
+
+def test_unstated_recompute_is_the_least_that_fits():
+    heavy = {"tp": 1, "pp": 1, "micro_batch_size": 4, "zero_stage": 3}
+    (unstated,) = predict_records([record(strategy=heavy)], host())
+    (none, some, full) = predict_records(
+        [record(strategy=heavy | {"recompute": r}) for r in ("none", "selective", "full")], host()
+    )
+    assert none.predicted["verdict"] == "does not fit"
+    assert unstated.predicted["verdict"] != "does not fit" or unstated.predicted["memory_reserved_gb"] < 1.1 * 85.6
+    assert full.predicted["memory_gb"] <= unstated.predicted["memory_gb"] < none.predicted["memory_gb"]
+    assert none.predicted["step_time_s"] < unstated.predicted["step_time_s"] <= full.predicted["step_time_s"] * (1 + 1e-9)
+    assert any(n.startswith("recompute=full") and n.endswith("would not fit with less") for n in unstated.notes)
+    assert not any("would not fit" in n for p in (none, some, full) for n in p.notes)
+    (light,) = predict_records([record(strategy=heavy | {"micro_batch_size": 1, "tp": 2})], host())
+    assert light.notes.count("recompute not stated: none") == 1
+    assert not any("would not fit" in n for n in light.notes)
 
 
 def test_a_rule_that_the_run_breaks_is_noted_not_refused():

@@ -38,7 +38,7 @@ TORCHTITAN = EngineSpec(
         ),
     },
     moe_grid="folded",
-    default_strategy={"zero": 3},
+    default_strategy={"zero": 3, "recompute": 1},
 )
 """CUDA graphs are on by default in 0.3 but exclude pipelines and most expert dispatchers; they are taken as off here."""
 
