@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     question = Question(args, host)
     with Progress() as progress:
         if args.find_min_nodes:
-            asked = args.n_gpus is not None or args.cluster is not None
-            found = Shortfall(nodes=fewest_nodes(question, progress, up_to_asked=asked))
+            most = question.cluster.n_nodes if args.n_gpus or args.cluster else None
+            found = Shortfall(nodes=fewest_nodes(question, progress, most=most))
             assert found.nodes is not None
             result = found.nodes.result
         else:

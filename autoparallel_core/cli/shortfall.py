@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from autoparallel_core.search.min_nodes import MinNodes
     from autoparallel_core.search.result import Plan
 
+_TIMES_MORE, _SMALL = 16, 64
+"""The hint looks at up to so many times the nodes given, and at least at so many nodes."""
 _LOOKED_AT = 200
 """Plans without the latency limits among which the nearest to them is picked."""
 
@@ -35,11 +37,13 @@ def look_further(question: Question, progress: Any) -> Shortfall:
         return Shortfall(too_slow=slow)
     if (gpus := _within_a_node(question)) is not None:
         return Shortfall(gpus=gpus)
-    return Shortfall(nodes=fewest_nodes(question, progress, up_to_asked=False))
+    have = question.cluster.n_nodes
+    progress.say("looking for more nodes that would do")
+    return Shortfall(nodes=fewest_nodes(question, progress, least=have + 1, most=max(_SMALL, _TIMES_MORE * have)))
 
 
-def fewest_nodes(question: Question, progress: Any, *, up_to_asked: bool) -> MinNodes:
-    """The fewest nodes that fit, at most those asked for or as many as the search allows."""
+def fewest_nodes(question: Question, progress: Any, *, least: int = 1, most: int | None = None) -> MinNodes:
+    """The fewest nodes that fit between two numbers (None: as many as the search allows)."""
     from autoparallel_core.search.min_nodes import find_min_nodes
 
     args = question.args
@@ -48,7 +52,8 @@ def fewest_nodes(question: Question, progress: Any, *, up_to_asked: bool) -> Min
         question.cluster,
         planner=args.planner or "grid",
         top=getattr(args, "top", 1),
-        most_nodes=question.cluster.n_nodes if up_to_asked else None,
+        most_nodes=most,
+        least_nodes=least,
         host=question.host,
         progress=progress,
     )

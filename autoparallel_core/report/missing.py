@@ -66,7 +66,7 @@ def _too_slow(result: SearchResult, plan: Plan) -> str:
 def _gpus_needed(result: SearchResult, found: MinNodes) -> str:
     have = result.problem.cluster
     if found.nodes is None or found.n_gpus is None:
-        return f"GPUs: nothing fits on {have.gpus_per_node} × {_counts(found)} GPUs either"
+        return f"GPUs: nothing fits on {_counts(found)} nodes of {have.gpus_per_node} either"
     more = found.n_gpus - have.n_gpus
     if more <= 0:
         return f"GPUs: {found.n_gpus:,} ({_nodes(found.nodes)}) would do, with degrees that {have.n_gpus:,} does not divide into"

@@ -45,6 +45,7 @@ def find_min_nodes(
     planner: str = "grid",
     top: int = 10,
     most_nodes: int | None = None,
+    least_nodes: int = 1,
     host: Host | None = None,
     progress: Progress | None = None,
 ) -> MinNodes:
@@ -56,6 +57,7 @@ def find_min_nodes(
         planner: as in :func:`autoparallel_core.search.api.search`, as are ``top``, ``host`` and ``progress``.
         top: plans of the result.
         most_nodes: where to stop; None for ``MOST_NODES``.
+        least_nodes: where to begin, when fewer are known not to fit.
         host: plugins.
         progress: called during each search.
 
@@ -65,6 +67,7 @@ def find_min_nodes(
     limit = MOST_NODES if most_nodes is None else most_nodes
     if limit < 1:
         raise SpecError(f"the most nodes to try must be at least 1, not {limit}")
+    sizes = [n for n in _powers(max(limit, least_nodes)) if n >= least_nodes]
     tried: dict[int, SearchResult] = {}
     skipped: dict[int, str] = {}
 
@@ -79,9 +82,9 @@ def find_min_nodes(
             return False
         return bool(tried[nodes].fitting)
 
-    found = next((n for n in _powers(limit) if fits(n)), None)
+    found = next((n for n in sizes if fits(n)), None)
     if found is not None:
-        below = max((n for n in _powers(limit) if n < found), default=0)
+        below = max((n for n in sizes if n < found), default=least_nodes - 1)
         found = next((n for n in range(below + 1, found) if fits(n)), found)
     elif not tried:
         raise SpecError(f"no number of nodes up to {limit} can be filled: {next(iter(skipped.values()))}")

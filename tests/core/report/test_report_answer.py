@@ -105,7 +105,7 @@ def test_what_is_missing_names_memory_and_gpus():
 def test_what_is_missing_when_no_strategy_is_legal():
     sentences = what_is_missing(result(plans=(), fitting=0, nearest_miss=None), found(None))
     assert sentences[0].startswith("no strategy is legal on 64 GPUs")
-    assert "nothing fits on 8 × 1, 2, 3, 4 GPUs either" in sentences[1]
+    assert "nothing fits on 1, 2, 3, 4 nodes of 8 either" in sentences[1]
 
 
 def test_what_is_missing_names_the_kv_cache():
