@@ -14,13 +14,21 @@ JAMBA_DEFAULTS: dict[str, Any] = {
     "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "attn_layer_period": 8, "attn_layer_offset": 4,
     "expert_layer_period": 2, "expert_layer_offset": 1,
 }  # fmt: skip
+SHAPE_SPECIFICITY = 5
 TYPES = frozenset({"nemotron_h", "nemotron_h_puzzle", "jamba", "zamba2", "bamba", "granitemoehybrid", "falcon_h1"})
+
+
+def family(config: ConfigView) -> str | None:
+    """The model type that this plugin reads a config as: its own, or Nemotron-H for another with a pattern of sub-layers."""
+    if config.model_type in TYPES:
+        return "nemotron_h" if config.model_type.startswith("nemotron_h") else config.model_type
+    return "nemotron_h" if "hybrid_override_pattern" in config else None
 
 
 @hookimpl
 def parse_family(config: ConfigView) -> Mapping[str, Mapping[str, Any]] | None:
-    kind = config.model_type
-    if kind not in TYPES:
+    kind = family(config)
+    if kind is None:
         return None
     if kind == "zamba2":
         from autoparallel_mamba.zamba import DEFAULTS
@@ -28,16 +36,18 @@ def parse_family(config: ConfigView) -> Mapping[str, Mapping[str, Any]] | None:
         return {"traits": {**HYBRID, "tied": True}, "defaults": DEFAULTS}
     if kind == "jamba":
         return {"traits": HYBRID, "defaults": JAMBA_DEFAULTS}
-    if kind.startswith("nemotron_h"):
+    if kind == "nemotron_h":
         return {"traits": {**HYBRID, "mtp": "own"}}
     return {"traits": HYBRID}
 
 
 @hookimpl
 def parse_mixer(config: ConfigView, layer: int) -> Block | None:
-    kind = config.model_type
-    if kind not in TYPES:
+    kind = family(config)
+    if kind is None:
         return None
+    from attrs import evolve
+
     from autoparallel_mamba import hybrids, nemotron, zamba
 
     parsers = {
@@ -47,13 +57,17 @@ def parse_mixer(config: ConfigView, layer: int) -> Block | None:
         "granitemoehybrid": hybrids.bamba_mixer,
         "falcon_h1": hybrids.falcon_h1_mixer,
     }
-    return parsers.get(kind, nemotron.mixer)(config, layer)
+    block = parsers.get(kind, nemotron.mixer)(config, layer)
+    if config.model_type in TYPES:
+        return block
+    config.note(f"model type '{config.model_type or '(none)'}' is not known: its sub-layers are read as those of {kind}")
+    return evolve(block, specificity=SHAPE_SPECIFICITY)
 
 
 @hookimpl
 def parse_ffn(config: ConfigView, layer: int) -> Block | Sequence[Block] | None:
-    kind = config.model_type
-    if kind not in TYPES:
+    kind = family(config)
+    if kind is None:
         return None
     from autoparallel_mamba import hybrids
 
@@ -68,7 +82,7 @@ def parse_ffn(config: ConfigView, layer: int) -> Block | Sequence[Block] | None:
 
 @hookimpl
 def parse_extras(config: ConfigView) -> Mapping[str, Sequence[Layer]] | None:
-    if not config.model_type.startswith("nemotron_h"):
+    if family(config) != "nemotron_h":
         return None
     from autoparallel_mamba import nemotron
 

@@ -135,3 +135,19 @@ def test_ling_linear_mixes_lightning_and_grouped_attention():
 
 def test_other_types_are_left_alone():
     assert kinds(read(DEEPSEEK_V3))[0] == "mla"
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"), [(KIMI_LINEAR_48B, "kda"), (QWEN3_NEXT_80B, "gated-delta"), (MINIMAX_M1, "lightning")]
+)
+def test_an_unknown_type_is_read_by_its_fields_with_a_note(config, kind):
+    arch = read(config, model_type="newcomer", architectures=["NewcomerForCausalLM"])
+    assert kinds(arch) == kinds(read(config))
+    assert kinds(arch)[0] == kind
+    assert any("newcomer" in note for note in arch.notes)
+
+
+def test_a_list_of_full_attention_only_is_no_lightning_model():
+    config = MINIMAX_M1 | {"model_type": "newcomer", "attn_type_list": [1] * 80}
+    with pytest.raises(SpecError, match="newcomer"):
+        read(config)

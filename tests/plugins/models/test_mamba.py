@@ -37,6 +37,12 @@ def test_words_and_characters_say_the_same():
     assert arch.layers == read(NEMOTRON_3_NANO).layers
 
 
+def test_an_unknown_type_with_a_pattern_is_read_with_a_note():
+    arch = read(NEMOTRON_3_NANO, model_type="newcomer")
+    assert counts(arch) == counts(read(NEMOTRON_3_NANO))
+    assert any("newcomer" in note for note in arch.notes)
+
+
 def test_latent_experts_work_between_two_projections():
     arch = read(NEMOTRON_3_NANO, moe_latent_size=1024)
     ops = arch.layers[1].ops
