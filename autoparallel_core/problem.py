@@ -93,7 +93,7 @@ def _assumptions(arch: ModelArch, spec: EngineSpec, version: str | None, softwar
     if version is None:
         yield f"{spec.name} {spec.default_version}"
     for name in software.assumed:
-        yield f"{name.replace('_', ' ')}: {_words(getattr(software, name))}"
+        yield f"{name.replace('_', ' ')}: {spec.decides.get(name) or _words(getattr(software, name))}"
 
 
 def _words(value: Any) -> str:

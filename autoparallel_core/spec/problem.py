@@ -38,6 +38,8 @@ class EngineSpec:
     """folded: ep and etp chosen freely (parallel folding, arXiv 2504.14960); tp_or_ep: experts are either TP- or EP-sharded."""
     default_strategy: Mapping[str, int] = field(factory=dict)
     """Columns of Strategy that a launch file or run record which says nothing means (zero, recompute); others are Strategy's."""
+    decides: Mapping[str, str] = field(factory=dict)
+    """Software fields that the engine's hooks settle per strategy unless the user states them, with the words that say how."""
     default_for: tuple[Literal["training", "inference"], ...] = ()
     """Modes in which the command takes this engine when the user names none; two claims on a mode must be resolved by a name."""
     serving: tuple[ServingPolicy, ...] = ()

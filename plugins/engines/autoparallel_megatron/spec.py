@@ -28,6 +28,7 @@ MEGATRON = EngineSpec(
     ),
     moe_grid="folded",
     default_strategy={"zero": 1},
+    decides={"ep_overlap": "on with ep > 1 where Megatron allows it (no pipeline or an interleaved one, no full recompute)"},
 )
 """Versions are Megatron-Core's. ``ep_overlap`` is assumed: :mod:`autoparallel_megatron.overlap` decides it per strategy."""
 
