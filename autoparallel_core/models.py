@@ -20,8 +20,12 @@ from autoparallel_core.spec.standard import standard_epilogue, standard_prologue
 
 __all__ = ["build_arch", "describe", "load_model"]
 
-MAX_LAYERS = 10_000
+MAX_LAYERS = 2_000
 """More layers than this are taken for a mistake in the file."""
+
+_PREDICTION_LAYERS = (
+    "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "mtp_transformer_layers",
+)  # fmt: skip
 
 
 @cache
@@ -128,13 +132,13 @@ def _adopt_family(view: ConfigView, host: HookCaller) -> None:
 
 
 def _num_layers(view: ConfigView) -> int:
+    for field in ("num_hidden_layers", *_PREDICTION_LAYERS):
+        if field in view and (n := view.count(field)) > MAX_LAYERS:
+            raise SpecError(f"{view.name}: {field} is {n}; more than {MAX_LAYERS} layers are taken for a mistake")
     kinds = view.raw("layers_block_type")
     if "num_hidden_layers" not in view and isinstance(kinds, list) and kinds:
         return len(kinds)
-    n = view.size("num_hidden_layers")
-    if n > MAX_LAYERS:
-        raise SpecError(f"{view.name}: num_hidden_layers is {n}; more than {MAX_LAYERS} layers are taken for a mistake")
-    return n
+    return view.size("num_hidden_layers")
 
 
 def _claim(view: ConfigView, host: HookCaller, hook: str, layer: int) -> Sequence[Block]:

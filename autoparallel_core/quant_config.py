@@ -50,7 +50,7 @@ class QuantPlan:
 def checkpoint_dtype(view: ConfigView) -> str:
     """The dtype of unquantised weights; absent, null or "auto" is bf16 with a note. Raises SpecError for an unknown one."""
     stated = view.get("dtype", "torch_dtype")
-    if stated in {None, "auto"}:
+    if stated is None or stated == "auto":
         view.note("config states no dtype: bf16 weights assumed")
         return "bf16"
     name = str(stated).removeprefix("torch.")

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _MISSING = object()
 
+MAX_SIZE = 10**9
+"""No size or count of a model is larger; a larger one is taken for a mistake."""
+
 ALIASES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "d_model", "model_dim"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
@@ -129,16 +132,27 @@ class ConfigView:
         v = self.get(*names, default=default)
         if v is None:
             v = self.require(*names)
-        if isinstance(v, bool) or not isinstance(v, int) or v < 1:
-            raise SpecError(f"{self.name}: config field '{names[0]}' must be a positive integer, not {v!r}")
+        if isinstance(v, bool) or not isinstance(v, int) or not 1 <= v <= MAX_SIZE:
+            raise SpecError(f"{self.name}: config field '{names[0]}' must be a positive integer (up to {MAX_SIZE:g}), not {v!r}")
         return v
 
     def count(self, *names: str, default: int = 0) -> int:
         """A non-negative integer field; null and absent give the default."""
         v = self.get(*names, default=default)
-        if isinstance(v, bool) or not isinstance(v, int) or v < 0:
-            raise SpecError(f"{self.name}: config field '{names[0]}' must be a whole number, not {v!r}")
+        if isinstance(v, bool) or not isinstance(v, int) or not 0 <= v <= MAX_SIZE:
+            raise SpecError(f"{self.name}: config field '{names[0]}' must be a whole number (up to {MAX_SIZE:g}), not {v!r}")
         return v
+
+    def largest(self, *names: str, default: int = 0) -> int:
+        """A non-negative integer field, or the largest of a list of them (per layer, per modality)."""
+        v = self.get(*names)
+        values = v if isinstance(v, list | tuple) else [v]
+        if v is None or not values:
+            return default
+        for one in values:
+            if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one <= MAX_SIZE:
+                raise SpecError(f"{self.name}: config field '{names[0]}' must be a whole number or a list of them, not {v!r}")
+        return int(max(values))
 
     def flag(self, *names: str, default: bool = False) -> bool:
         v = self.get(*names, default=default)

@@ -163,14 +163,7 @@ def mlp_bias(config: ConfigView) -> bool:
 
 def num_experts(config: ConfigView) -> int:
     """Routed experts per expert layer; 0 for a dense model. A list (one value per modality) counts its largest."""
-    v = config.get("num_experts")
-    if isinstance(v, list) and v:
-        v = max(v)
-    if v is None:
-        return 0
-    if isinstance(v, bool) or not isinstance(v, int) or v < 0:
-        raise SpecError(f"{config.name}: config field 'num_experts' must be a whole number, not {v!r}")
-    return v
+    return config.largest("num_experts")
 
 
 def is_expert_layer(config: ConfigView, layer: int) -> bool:
@@ -184,21 +177,18 @@ def is_expert_layer(config: ConfigView, layer: int) -> bool:
     frequency = config.get("moe_layer_freq")
     if isinstance(frequency, list):
         return bool(config.per_layer("moe_layer_freq", layer=layer))
-    indices = config.get("moe_layers", "moe_layers_enum")
-    if isinstance(indices, str):
-        indices = [int(x) for x in indices.split(",") if x.strip()]
-    if isinstance(indices, list):
+    if (indices := config.layers("moe_layers", "moe_layers_enum")) is not None:
         return layer in indices
-    if layer in (config.get("mlp_only_layers") or ()):
+    if layer in (config.layers("mlp_only_layers") or ()):
         return False
     start = config.count("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers")
     end = config.get("moe_layer_end_index")
     if layer < start or (isinstance(end, int) and end >= 0 and layer > end):
         return False
-    if (step := config.get("interleave_moe_layer_step")) is not None:
-        return bool(step) and (layer + 1) % step == 0
-    if (step := config.get("decoder_sparse_step", "moe_layer_interval")) is not None:
-        return bool(step) and (layer + 1) % step == 0
+    for field in ("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_interval"):
+        if field in config:
+            step = config.count(field)
+            return step > 0 and (layer + 1) % step == 0
     if isinstance(frequency, int) and frequency > 1:
         return layer % frequency == 0
     return True

@@ -51,31 +51,27 @@ def experts(config: ConfigView, layer: int) -> Block | Sequence[Block] | None:
 
 def top_k(config: ConfigView, experts: int) -> int:
     """Experts per token; a list (per layer or modality) counts its largest. Raises SpecError beyond the experts there are."""
-    v = config.get("num_experts_per_tok")
-    k = max(v) if isinstance(v, list) and v else config.size("num_experts_per_tok")
+    k = config.largest("num_experts_per_tok") or config.size("num_experts_per_tok")
     if k > experts:
         raise SpecError(f"{config.name}: num_experts_per_tok {k} exceeds the {experts} experts")
-    return int(k)
+    return k
 
 
 def expert_width(config: ConfigView) -> int:
     """Width of one routed expert: its own field, else ``intermediate_size`` (which then is the experts')."""
-    v = config.get("moe_intermediate_size")
-    if isinstance(v, list) and v:
-        return int(max(v))
-    return config.size("moe_intermediate_size") if v else config.size("intermediate_size")
+    return config.largest("moe_intermediate_size") or config.size("intermediate_size")
 
 
 def shared_width(config: ConfigView, expert: int) -> int:
     """Total width of the shared experts; 0 when there are none. A stated total wins over a count of experts."""
     total = config.get("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
     each = config.get("shared_intermediate_size", "share_expert_dim")
-    count = config.get("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
-    count = max(count) if isinstance(count, list) and count else count
+    counts = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+    count = config.largest(*counts) if config.get(*counts) is not None else None
     if total is not None:
         return _whole(config, "shared_expert_intermediate_size", total)
     if count is not None:
-        return _whole(config, "n_shared_experts", count) * _whole(config, "shared_intermediate_size", each or expert)
+        return count * _whole(config, "shared_intermediate_size", each or expert)
     if each is not None:
         return _whole(config, "shared_intermediate_size", each)
     return expert if config.trait("shared_expert", default=False) else 0
