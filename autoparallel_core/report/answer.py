@@ -55,6 +55,17 @@ def assumptions_of(result: SearchResult) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*result.problem.assumptions, *result.assumptions)))
 
 
+def engine_changes(blame: Mapping[str, str], plan: Plan) -> list[str]:
+    """Causes of time and memory that plugins added or corrected, with what they come to in a plan; zeros are left out."""
+    out = []
+    for cause, plugin in blame.items():
+        if seconds := plan.cost.seconds.get(cause):
+            out.append(f"{words(cause)}: {fmt.seconds(seconds)} in #1 after what plugin {plugin} says")
+        if amount := plan.memory.deciding.bytes.get(cause):
+            out.append(f"{words(cause)}: {fmt.memory(amount)} in #1 after what plugin {plugin} says")
+    return out
+
+
 def print_answer(
     console: Console,
     result: SearchResult,
@@ -78,9 +89,9 @@ def print_answer(
         room = "free memory" if problem.mode == "training" else "room for requests"
         heading(console, f"Speed against {room}: no other strategy has more of both")
         print_bands(console, columns_of(problem, result.pareto))
-    if result.blame:
+    if changed := engine_changes(result.blame, plans[0]):
         heading(console, "What the engine changed")
-        put(console, ", ".join(f"{words(cause)} (plugin {plugin})" for cause, plugin in result.blame.items()))
+        bullets(console, changed)
     console.print()
     put(console, refusals(result.refused, _RULES_SHOWN), style="dim")
 

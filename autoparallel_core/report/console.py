@@ -41,7 +41,7 @@ def labelled(console: Console, rows: Sequence[tuple[str, str | Text]]) -> None:
         body = Text(value) if isinstance(value, str) else value
         for i, line in enumerate(body.wrap(console, max(console.width - pad, 20), overflow="fold")):
             line.rstrip()
-            console.print(Text(f"{name if i == 0 else '':<{pad}}", style="bold") + line, soft_wrap=True)
+            console.print(Text.assemble((f"{name if i == 0 else '':<{pad}}", "bold"), line), soft_wrap=True)
 
 
 def bullets(console: Console, sentences: Iterable[str], indent: int = 0) -> None:

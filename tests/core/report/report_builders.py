@@ -97,6 +97,6 @@ def result(mode: str = "training", n: int = 3, **changes: object) -> SearchResul
         "refused": {"heads % tp": 812, "experts % ep": 392},
         "elapsed_s": 0.25,
         "assumptions": ("ep overlap: off",),
-        "blame": {"padding": "plain"},
+        "blame": {"padding": "plain", "tp_comm": "plain"},
     }
     return SearchResult(**{**fields, **changes})  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ def test_a_training_answer_says_everything_at_every_width(console_at, width):
         "−10.0% against #1",
         "1,204 refused: 812 heads % tp, 392 experts % ep",
         "5,000 strategies · 3,796 legal and priced · 1,200 fit",
-        "padding (plugin plain)",
+        "TP collectives: 375 ms in #1 after what plugin plain says",
     ):
         assert figure in text
     assert max(map(len, out.getvalue().splitlines())) <= width
@@ -139,3 +139,15 @@ def test_unknown_config_fields_are_shown(console_at):
     p = evolve(p, arch=evolve(p.arch, unknown_fields=("strange_gate",)))
     print_answer(console, result(problem=p), PARAMETERS)
     assert "Config fields that were not understood: strange_gate" in out.getvalue()
+
+
+def test_only_labels_are_bold(console_at):
+    import io
+
+    from rich.console import Console
+
+    from autoparallel_core.report.console import labelled
+
+    out = io.StringIO()
+    labelled(Console(file=out, width=80, force_terminal=True, color_system="standard"), [("Model", "x y")])
+    assert out.getvalue() == "\x1b[1mModel  \x1b[0mx y\n"
