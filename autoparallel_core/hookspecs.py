@@ -103,7 +103,8 @@ class ModelHooks:
     def parse_extras(self, config: ConfigView) -> Mapping[str, Sequence[Layer]] | None:
         """Blocks outside the decoder stack: ``{"mtp": [Layer…], "towers": [Layer…]}``.
 
-        Each key is optional; the results of all plugins are joined. ``"prologue"`` and ``"epilogue"`` (one layer of
+        Each key is optional; the results of all plugins are joined. ``config.built`` holds the decoder layers
+        as built. ``"prologue"`` and ``"epilogue"`` (one layer of
         one block each) replace the embedding and the head that the core would build from the config's fields; two
         plugins giving the same one are a conflict. ``config.layers`` holds the decoder layers as built.
 
