@@ -103,10 +103,9 @@ class ModelHooks:
     def parse_extras(self, config: ConfigView) -> Mapping[str, Sequence[Layer]] | None:
         """Blocks outside the decoder stack: ``{"mtp": [Layer…], "towers": [Layer…]}``.
 
-        Each key is optional; the results of all plugins are joined. ``config.built`` holds the decoder layers
-        as built. ``"prologue"`` and ``"epilogue"`` (one layer of
+        Each key is optional; the results of all plugins are joined. ``"prologue"`` and ``"epilogue"`` (one layer of
         one block each) replace the embedding and the head that the core would build from the config's fields; two
-        plugins giving the same one are a conflict. ``config.layers`` holds the decoder layers as built.
+        plugins giving the same one are a conflict. ``config.built`` holds the decoder layers as built.
 
         Example::
 
@@ -114,7 +113,7 @@ class ModelHooks:
             def parse_extras(config):
                 if config.model_type != "toy":
                     return None
-                return {"mtp": config.layers[-1:] * config.count("num_nextn_predict_layers")}
+                return {"mtp": config.built[-1:] * config.count("num_nextn_predict_layers")}
         """
 
     @hookspec

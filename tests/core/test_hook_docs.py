@@ -114,7 +114,7 @@ def test_model_examples(host: Host) -> None:
     assert only(host.parse_family(view))["traits"]["tied"] is True
     assert only(host.parse_mixer(view, 0)).kind == "gqa"
     assert [only(host.parse_ffn(view, layer)).kind for layer in (0, 1)] == ["dense", "moe"]
-    view.layers = (object(), last := blocks_layer(host, view))
+    view.built = (object(), last := blocks_layer(host, view))
     assert only(host.parse_extras(view)) == {"mtp": (last, last)}
     assert [r for i, r in host.parse_mixer(ConfigView({"model_type": "x"}, name="x"), 0) if i.name == "documented"] == []
     with pytest.raises(SpecError, match="head_dim"):
