@@ -49,6 +49,10 @@ def _arch(translator: Translator, record: RunRecord, notes: list[str]) -> ModelA
     if record.model is None:
         raise SpecError("the record states no model")
     weights, dtype = record.settings.get("weights"), record.settings.get("weight_dtype")
+    gpu = _known_gpu(translator, record.cluster.get("gpu"))
+    if weights is None and dtype in {None, "auto"} and gpu and "bf16" not in gpu.peak_flops and "fp16" in gpu.peak_flops:
+        dtype = "float16"
+        notes.append(f"{gpu.name} has no bf16: weights in fp16")
     key = f"{record.directory}|{record.model}|{weights}|{dtype}|{record.name if weights else ''}"
     if key in translator.archs:
         notes += translator.arch_notes.get(key, ())

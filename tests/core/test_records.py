@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -308,6 +309,14 @@ def test_memory_of_an_unknown_gpu_is_arithmetic_only():
     assert p.predicted["weights_gib_per_gpu"] == pytest.approx(14.99, abs=0.02)
 
 
+def test_weights_on_a_gpu_without_bf16_are_fp16():
+    names = [n for n, g in host().gpus().items() if "bf16" not in g.peak_flops and "fp16" in g.peak_flops]
+    assert names
+    t = translated(record(SERVING, cluster={"gpu": names[0], "n_gpus": 2}))
+    assert t.problem.arch.weight_dtype == "fp16"
+    assert any("no bf16" in n for n in t.notes)
+
+
 @pytest.mark.parametrize(
     ("config", "weights", "name", "family"),
     [
@@ -435,7 +444,7 @@ def test_the_command_prints_one_json_object_or_a_table():
     command = [sys.executable, "-c", code, "validate", str(EXAMPLES)]
     done = subprocess.run([*command, "--json"], check=True, capture_output=True, text=True)
     assert len(json.loads(done.stdout)["runs"]) == len(EXAMPLES.read_text(encoding="utf-8").splitlines())
-    table = subprocess.run(command, check=True, capture_output=True, text=True, env={"COLUMNS": "80"}).stdout
+    table = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"}).stdout
     assert max(map(len, table.splitlines())) <= 80
     for words in ("median", "by GPU", "Predicted (up) against measured (right)", "Largest errors"):
         assert words in table
