@@ -246,7 +246,8 @@ class EngineHooks:
         """Seconds to add per step by cause, float64[S] each.
 
         The deltas of all plugins are summed; the result may not fall below the hardware bound. ``cost`` holds the
-        core's seconds by cause; a negative delta under the same cause says what the engine hides.
+        core's seconds by cause; a negative delta under the same cause says what the engine hides. Called for training;
+        a serving engine states its host times as ``constants`` of its EngineSpec.
 
         Example::
 

@@ -107,10 +107,15 @@ def test_engine_spec_is_stated(engine: Any) -> None:
 
 
 def test_engine_hooks_are_pure_and_rightly_shaped(engine_problem: Any) -> None:
-    """Rules, memory and cost of a batch are those of its halves; inputs are left alone; arrays are float64[S]."""
+    """A batch gives what its halves give; inputs are left alone; arrays are float64[S]; no step beats its computation."""
     warned = len(host().warnings)
     batch = engines.sample(host(), engine_problem)
-    complaints = engines.purity_complaints(host(), engine_problem, batch) if len(batch) else ["no strategy of the space is legal"]
+    if not len(batch):
+        pytest.fail("no strategy of the search space is legal", pytrace=False)
+    complaints = [
+        *engines.purity_complaints(host(), engine_problem, batch),
+        *engines.bound_complaints(host(), engine_problem, batch),
+    ]
     _expect_none([*complaints, *host().warnings[warned:]])
 
 

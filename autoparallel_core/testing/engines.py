@@ -148,6 +148,20 @@ def purity_complaints(host: Host, problem: Problem, batch: StrategyBatch) -> lis
     return out + _rule_purity(host, problem, whole, parts)
 
 
+COMPUTE = ("gemm", "expert_gemm", "attention", "scan")
+"""Causes that keep the GPU busy: nothing an engine hides can take them off."""
+
+
+def bound_complaints(host: Host, problem: Problem, batch: StrategyBatch) -> list[str]:
+    """What adjust_cost leaves of a step is at least the core's time of its matrix operations."""
+    cost = costs_seen(host, problem, batch)
+    deltas = _arrays(host, "adjust_cost", problem, read_only(batch), cost)
+    total = np.sum([*cost.values(), *deltas.values()], axis=0)
+    compute = np.sum([cost[c] for c in COMPUTE if c in cost], axis=0)
+    short = np.flatnonzero(total < compute * (1 - 1e-9))
+    return [f"adjust_cost leaves {total[i]:g} s of '{batch[int(i)]}', which computes for {compute[i]:g} s" for i in short[:1]]
+
+
 def _rule_purity(host: Host, problem: Problem, whole: StrategyBatch, parts: Sequence[StrategyBatch]) -> list[str]:
     out = []
     for _, rules in host.rules(problem):

@@ -114,6 +114,16 @@ def test_writing_to_an_argument_is_found() -> None:
         complaints(engine(adjust_cost=adjust_cost))
 
 
+def test_a_step_faster_than_its_computation_is_found() -> None:
+    magic = engine(adjust_cost=lambda cost: {"gemm": -0.9 * sum(cost.values())})
+    problem = toy_problem("odd", "training", host=magic)
+    (found,) = engines.bound_complaints(magic, problem, toy_batch("training"))
+    assert found.startswith("adjust_cost leaves ")
+    assert "which computes for" in found
+    fair = engine(adjust_cost=lambda cost: {"tp_comm": -cost["tp_comm"]})
+    assert engines.bound_complaints(fair, toy_problem("odd", "training", host=fair), toy_batch("training")) == []
+
+
 def rule(broken: Any, **changes: Any) -> Rule:
     return evolve(Rule("r", broken=broken, sentence=lambda _, s: f"tp {s.tp}", source="here"), **changes)
 
