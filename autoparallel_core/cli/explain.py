@@ -21,6 +21,7 @@ def add_parser(subparsers: Any) -> None:
     p = subparsers.add_parser(
         "explain", description="Where one strategy's time and memory go, what limits it, what would help most."
     )
+    p.usage = "%(prog)s [--strategy S] [--sources] [--json] [flags of the bare form]"
     p.add_argument("--strategy", metavar="S", help="in compact notation, 'tp8 pp4 dp2 mbs1' (default: the best one found)")
     p.add_argument("--sources", action="store_true", help="list every constant with its origin and source")
     p.add_argument("--json", action="store_true", help="one JSON object")

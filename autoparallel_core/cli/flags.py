@@ -90,11 +90,17 @@ CLUSTER = (
     Flag("--bw-ib", "network per GPU and direction, GB/s", quantity(BANDWIDTH, "GB/s"), "GB/s"),
 )
 BOTH_WORKLOADS = (
-    Flag("--max-length", "training: tokens per sequence; inference: longest request the engine admits", whole()),
+    Flag("--max-length", "training: tokens per sequence (default 4096); inference: longest request the engine admits", whole()),
     Flag("--max-tokens-per-mb", "most tokens in one micro-batch (training) or one engine step (inference)", whole()),
 )
 TRAINING_FLAGS = (
-    Flag("--batch-size", "global batch, in sequences", whole(), modes=TRAINING, instead="--infer-batch-size"),
+    Flag(
+        "--batch-size",
+        "global batch, in sequences (default: about 4 million tokens)",
+        whole(),
+        modes=TRAINING,
+        instead="--infer-batch-size",
+    ),
     Flag("--optimizer-cpu-offload", "keep optimizer state in host memory", modes=TRAINING),
     Flag("--no-recompute", "forbid activation recomputation", modes=TRAINING),
     Flag("--no-grad-reduce-in-fp32", "reduce gradients in 16 bit", modes=TRAINING),

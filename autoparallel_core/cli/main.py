@@ -68,7 +68,7 @@ def _run(argv: list[str]) -> int:
         )
         parser.formatter_class = _HelpWithCommands
         parser.epilog = "commands (each has its own --help):\n" + "".join(
-            f"  {c.name:<26}{c.summary}\n" for c in COMMANDS.values()
+            f"  {c.name:<10}{c.summary}\n" for c in COMMANDS.values()
         )
         parser.add_argument("--version", action="version", version=f"{_PROGRAM} {version()}")
     else:
