@@ -31,7 +31,9 @@ _FUSED = {
 }
 """Ends of module names that stand for several of our matrices."""
 
-_PREFIX = re.compile(r"^(?:[A-Za-z_]\w*\.)*?(?:layers|h|blocks)\.(?=[\d*])")
+_OUTER = r"(?:(?:model|language_model|text_model|transformer|backbone|decoder|llm|thinker|base_model)\.)*"
+_PREFIX = re.compile(rf"^{_OUTER}(?:layers|h|blocks)\.(?=[\d*])")
+_WRAPPER = re.compile(rf"^{_OUTER}(?=[A-Za-z_])")
 _EXPERT_INDEX = re.compile(r"(\bexperts)\.\d+(?=\.|$)")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _OF_LAYER = re.compile(r"^layers\.(\d+)(.*)$")
@@ -40,7 +42,7 @@ _OF_LAYER = re.compile(r"^layers\.(\d+)(.*)$")
 def canonical(name: str) -> str:
     """One spelling for a module name or wildcard pattern."""
     name = _EXPERT_INDEX.sub(r"\1", name)
-    name = _PREFIX.sub("layers.", name)
+    name = _WRAPPER.sub("", _PREFIX.sub("layers.", name))
     return _WORD.sub(lambda m: _SYNONYMS.get(m[0], m[0]), name)
 
 
@@ -98,24 +100,24 @@ class ModulePatterns:
         depends_on_layer = any("layers" in p for p in self._general) or self._regex
         return (tuple(self._of_layer.get(layer, ())), layer if depends_on_layer else None)
 
-    def match(self, module: str, layer: int | None = None) -> bool:
-        """Whether a module (of a decoder layer, or of the model when ``layer`` is None) is covered."""
+    def match(self, module: str, layer: int | None = None, *, block: int | None = None) -> bool:
+        """Whether a module is covered: of decoder layer ``layer``, of prediction block ``block``, or of the model."""
         short = canonical(module)
         full = short if layer is None else f"layers.{layer}.{short}"
-        if any(_matches(p, full) for p in self._general):
+        names = (full,) if block is None else (full, f"mtp.layers.{block}.{short}", f"mtp.{block}.{short}")
+        if any(_matches(p, n) for p in self._general for n in names):
             return True
         if layer is not None:
             for rest in self._of_layer.get(layer, ()):
                 if rest in {"", "*", ".*"} or (rest.startswith(".") and _matches_start(rest[1:], short)):
                     return True
-        if self._regex:
-            if layer is None:
-                spelled = (module, f"model.{module}", f"language_model.{module}")
-            else:
-                at = f"layers.{layer}.{module}"
-                spelled = (f"model.{at}", f"language_model.model.{at}", f"model.language_model.{at}")
-            return any(r.match(s) for r in self._regex for s in spelled)
-        return False
+        if not self._regex:
+            return False
+        at = module if layer is None else f"layers.{layer}.{module}"
+        spelled = [at, f"model.{at}", f"language_model.{at}", f"language_model.model.{at}", f"model.language_model.{at}"]
+        if block is not None:
+            spelled.append(f"mtp.layers.{block}.{module}")
+        return any(r.match(s) for r in self._regex for s in spelled)
 
 
 def _matches_start(pattern: str, name: str) -> bool:

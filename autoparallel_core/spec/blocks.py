@@ -284,13 +284,14 @@ def moe_block(
 ) -> Block:
     """Router, dispatch, routed experts, combine and the shared expert of total width ``shared_intermediate``.
 
-    ``router_correction``: a score-correction vector of one value per expert (counted as a parameter).
+    ``module`` "" : router and experts sit in the layer itself. ``router_correction``: a score-correction vector of one value per expert (counted as a parameter).
     ``shared_gate``: a scalar gate on the shared expert (one vector of hidden size).
     """
     h = hidden_axis(hidden)
     e, ef = Axis("experts", experts), Axis("expert_ffn", expert_intermediate)
     logits = Axis("latent", experts)
-    gate, up, down = (f"{module}.experts.{n}" for n in expert_names)
+    inside = f"{module}." if module else ""
+    gate, up, down = (f"{inside}experts.{n}" for n in expert_names)
     first = (ef, ef) if gated else (ef,)
     up_parts = [(gate, ef), (up, ef)] if gated else [(up, ef)]
 
@@ -300,13 +301,13 @@ def moe_block(
             out += [Weight(f"{m}.bias", (e, n), "experts", linear=False) for m, n in parts]
         return tuple(out)
 
-    router = linear("router", h, [(f"{module}.gate", logits)], component="router", bias=router_bias, precise=True)
+    router = linear("router", h, [(f"{inside}gate", logits)], component="router", bias=router_bias, precise=True)
     ops: list[Op] = [*(norms if norms is not None else (norm("post_attention_layernorm", h),)), router]
     if router_correction:
         ops.append(
             Bare(
                 "router_correction",
-                weights=(Weight(f"{module}.gate.e_score_correction_bias", (logits,), "router", linear=False),),
+                weights=(Weight(f"{inside}gate.e_score_correction_bias", (logits,), "router", linear=False),),
             )
         )
     ops += [
@@ -323,14 +324,12 @@ def moe_block(
             hidden=hidden,
             intermediate=shared_intermediate,
             gated=shared_gated_mlp,
-            module=f"{module}.shared_experts",
+            module=f"{inside}shared_experts",
             component="shared_experts",
         )
         if shared_gate:
             one = Axis("latent", 1)
-            ops.append(
-                linear("shared_gate", h, [(f"{module}.shared_expert_gate", one)], component="shared_experts", precise=True)
-            )
+            ops.append(linear("shared_gate", h, [(f"{inside}shared_expert_gate", one)], component="shared_experts", precise=True))
         ops.append(Elementwise("shared_add", role="residual", reads=(h, h), writes=(h,)))
     ops += extra
     if with_residual:

@@ -130,11 +130,13 @@ class ConfigView:
     def size(self, *names: str, default: int | None = None) -> int:
         """A positive integer field. Raises SpecError when missing without default, not an integer, or < 1."""
         v = self.get(*names, default=default)
-        if v is None:
-            v = self.require(*names)
-        if isinstance(v, bool) or not isinstance(v, int) or not 1 <= v <= MAX_SIZE:
-            raise SpecError(f"{self.name}: config field '{names[0]}' must be a positive integer (up to {MAX_SIZE:g}), not {v!r}")
-        return v
+        return self.positive(names[0], self.require(*names) if v is None else v)
+
+    def positive(self, field: str, value: Any) -> int:
+        """The value, found in or under ``field``, as a size. Raises SpecError naming the field when it is none."""
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
+            raise SpecError(f"{self.name}: config field '{field}' must be a positive integer (up to {MAX_SIZE:g}), not {value!r}")
+        return value
 
     def count(self, *names: str, default: int = 0) -> int:
         """A non-negative integer field; null and absent give the default."""

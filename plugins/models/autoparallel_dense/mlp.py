@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from autoparallel_core.errors import SpecError
 from autoparallel_core.spec.arch import Block
 from autoparallel_core.spec.blocks import mlp_block
 from autoparallel_core.spec.config import ConfigView
@@ -46,10 +45,7 @@ def width(config: ConfigView, layer: int) -> int:
         v = layer_value(config, "intermediate_size", layer)
     if v is None and config.trait("ffn_multiplier") is not None:
         v = int(config.trait("ffn_multiplier") * config.size("hidden_size"))
-    if v is None:
-        config.require("intermediate_size")
-    if isinstance(v, bool) or not isinstance(v, int) or v < 1:
-        raise SpecError(f"{config.name}: config field 'intermediate_size' must be a positive integer, not {v!r}")
+    v = config.positive("intermediate_size", config.require("intermediate_size") if v is None else v)
     return 2 * v if config.flag("use_double_wide_mlp") and reuses_cache(config, layer) else v
 
 

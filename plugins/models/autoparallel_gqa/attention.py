@@ -108,11 +108,7 @@ def layer_shape(config: ConfigView, layer: int, kind: Kind) -> Shape:
 
 
 def _positive(config: ConfigView, field: str, value: object) -> int:
-    if value is None:
-        config.require(field)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SpecError(f"{config.name}: config field '{field}' must be a positive integer, not {value!r}")
-    return value
+    return config.positive(field, config.require(field) if value is None else value)
 
 
 def _even_share(config: ConfigView, hidden: int, heads: int) -> int:

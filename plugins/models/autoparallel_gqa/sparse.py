@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from autoparallel_core.errors import SpecError
 from autoparallel_core.spec.arch import CacheTensor
 from autoparallel_core.spec.blocks import head_norm, hidden_axis, linear
 from autoparallel_core.spec.config import ConfigView
@@ -31,7 +30,7 @@ def block_indexer(config: ConfigView, layer: int) -> BlockIndexer | None:
     if isinstance(where, list) and (layer >= len(where) or not where[layer]):
         return None
     heads, width, blocks, block = (
-        _size(config, sparse, field)
+        config.positive(f"sparse_attention_config.{field}", sparse.get(field))
         for field in ("sparse_num_index_heads", "sparse_index_dim", "sparse_topk_blocks", "sparse_block_size")
     )
     h = hidden_axis(config.size("hidden_size"))
@@ -44,10 +43,3 @@ def block_indexer(config: ConfigView, layer: int) -> BlockIndexer | None:
         Attention("index_scores", heads=Axis("latent", heads, width), kv_heads=one_head, v_width=0),
     )
     return BlockIndexer(ops, (CacheTensor("index_k", k),), blocks * block)
-
-
-def _size(config: ConfigView, sparse: Mapping[str, object], field: str) -> int:
-    v = sparse.get(field)
-    if isinstance(v, bool) or not isinstance(v, int) or v < 1:
-        raise SpecError(f"{config.name}: sparse_attention_config.{field} must be a positive integer, not {v!r}")
-    return v

@@ -32,6 +32,7 @@ def experts(config: ConfigView, layer: int) -> Block | Sequence[Block] | None:
         shared_gated_mlp=gated,
         router_bias=bool(config.trait("router_bias", default=False)),
         router_correction=bool(config.trait("router_correction", default=False)),
+        module=str(config.trait("moe_module", default="mlp")),
         norms=_beside_norms(config) if beside else layer_norms(config, "ffn"),
         with_residual=not beside,
         extra=(*_router_scales(config, n), *per_layer_input(config)),
