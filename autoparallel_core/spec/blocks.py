@@ -284,7 +284,8 @@ def moe_block(
 ) -> Block:
     """Router, dispatch, routed experts, combine and the shared expert of total width ``shared_intermediate``.
 
-    ``module`` "" : router and experts sit in the layer itself. ``router_correction``: a score-correction vector of one value per expert (counted as a parameter).
+    ``module`` "": router and experts sit in the layer itself.
+    ``router_correction``: a score-correction vector of one value per expert (counted as a parameter).
     ``shared_gate``: a scalar gate on the shared expert (one vector of hidden size).
     """
     h = hidden_axis(hidden)

@@ -168,7 +168,7 @@ def num_experts(config: ConfigView) -> int:
 
 def is_expert_layer(config: ConfigView, layer: int) -> bool:
     """Whether a layer holds routed experts, by the first of the fields that says so; all do when none does."""
-    if not num_experts(config) or config.raw("enable_moe_block") is False:
+    if config.raw("enable_moe_block") is False or not num_experts(config):
         return False
     listed = config.get("mlp_layer_types", "is_moe_layer")
     if isinstance(listed, list):

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from plugin_helpers import plugin
 
-from autoparallel_core.errors import PluginConflict, SpecError, UnknownPlugin
+from autoparallel_core.errors import AutoparallelError, PluginConflict, SpecError, UnknownPlugin
 from autoparallel_core.host import Host, host
 from autoparallel_core.models import build_arch, describe, load_model
 from autoparallel_core.ops.params import parameter_counts
@@ -112,6 +114,12 @@ def test_an_unknown_decoder_is_read_by_its_fields_and_says_so():
     assert text(arch) == SMALL_PARAMETERS
     assert any("newcomer" in note for note in arch.notes)
     assert not any("no plugin knows" in note for note in build().notes)
+
+
+def test_a_known_class_stands_for_an_unknown_type():
+    arch = build(model_type="qwen3_reupload", architectures=["Qwen3ForCausalLM"])
+    assert text(arch) == SMALL_PARAMETERS + 3 * 2 * 16  # query and key norms
+    assert any("Qwen3ForCausalLM is read as 'qwen3'" in note for note in arch.notes)
 
 
 def test_nested_language_parts_are_found_with_the_whole_models_fields_beneath():
@@ -259,3 +267,45 @@ def test_description_is_plain_json():
     ]
     assert d["weights"]["bytes"] == 2 * SMALL_PARAMETERS
     assert d["state_bytes_per_sequence"] == 0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 300) | st.floats() | st.text(max_size=4) | st.just(10**12),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+OTHER_FIELDS = [
+    "head_dim",
+    "layer_types",
+    "sliding_window",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_layer_freq",
+    "mlp_only_layers",
+    "quantization_config",
+    "rope_parameters",
+    "attention_bias",
+    "n_shared_experts",
+    "architectures",
+    "text_config",
+    "num_nextn_predict_layers",
+    "kv_lora_rank",
+    "dtype",
+    "max_position_embeddings",
+    "use_sliding_window",
+    "vision_config",
+]
+FIELDS = st.sampled_from([*SMALL, *OTHER_FIELDS])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(FIELDS, JSON, max_size=3))
+def test_whatever_a_file_says_the_answer_is_a_model_or_a_sentence(changes):
+    own = Host()
+    try:
+        said = describe(build_arch({**SMALL, **changes}, name="fuzzed", host=own))["name"]
+    except AutoparallelError as e:
+        said = str(e)
+    assert said
+    assert "\n" not in said
+    assert own.warnings == ()

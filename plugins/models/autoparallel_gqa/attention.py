@@ -13,6 +13,7 @@ from autoparallel_core.spec.blocks import attention_block
 from autoparallel_core.spec.config import ConfigView
 from autoparallel_core.spec.op import Axis, Bare, Op, Weight
 from autoparallel_core.spec.standard import layer_norms, layer_value, reuses_cache, standard_claim
+from autoparallel_gqa.altup import layer_ops
 from autoparallel_gqa.sparse import block_indexer
 from autoparallel_gqa.windows import Kind, attention_kind, window_tokens
 
@@ -59,7 +60,7 @@ def attention(config: ConfigView, layer: int) -> Block | None:
         shared_kv=shape.shared_kv,
         reuse_kv=reuses_cache(config, layer),
         rotary=not config.trait("learned_positions", default=False),
-        extra=(*_sinks(config, shape.heads, kind), *(indexer.ops if indexer else ())),
+        extra=(*_sinks(config, shape.heads, kind), *(indexer.ops if indexer else ()), *layer_ops(config)),
         extra_cache=indexer.cache if indexer else (),
         top_k_keys=indexer.top_k_keys if indexer else None,
         specificity=specificity,

@@ -25,14 +25,35 @@ def _table() -> dict[str, dict[str, Any]]:
 
 def family(config: ConfigView) -> Mapping[str, Mapping[str, Any]] | None:
     """Traits, field defaults and relocated fields of a config's model type; None when the table has none."""
-    entry = _table().get(config.model_type) or _table().get(config.model_type.removesuffix("_text"))
-    if entry is None:
+    model_type = _known_type(config)
+    if model_type is None:
         return None
+    entry = _table()[model_type]
     traits = {"standard": True, **{k: v for k, v in entry.items() if k not in {"types", "defaults"}}}
     fields: dict[str, Any] = {}
-    if (adjust := _ADJUST.get(config.model_type.removesuffix("_text"))) is not None:
+    if (adjust := _ADJUST.get(model_type)) is not None:
         adjust(config, traits, fields)
     return {"defaults": entry.get("defaults", {}), "traits": traits, "fields": fields}
+
+
+@cache
+def _by_class() -> dict[str, str]:
+    return {t.replace("_", "").casefold(): t for t in _table()}
+
+
+def _known_type(config: ConfigView) -> str | None:
+    """The table's name for a config: its model type, or (with a note) the type of the class that it names."""
+    for name in (config.model_type, config.model_type.removesuffix("_text")):
+        if name in _table():
+            return name
+    for architecture in config.architectures:
+        bare = architecture.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration").removesuffix("LMHeadModel")
+        if bare != architecture and (known := _by_class().get(bare.casefold())) is not None:
+            config.note(
+                f"model type '{config.model_type or '(none)'}' is not known; its class {architecture} is read as '{known}'"
+            )
+            return known
+    return None
 
 
 Adjust = Callable[[ConfigView, dict[str, Any], dict[str, Any]], None]

@@ -280,6 +280,16 @@ def test_block_sparse_attention_keeps_index_keys_and_visits_few_keys():
         build("minimax_m3", sparse_attention_config={**sparse, "sparse_topk_blocks": 0})
 
 
+def test_further_residual_streams_and_the_low_rank_branch():
+    """Gemma-3n: per layer a branch of rank r, coefficients of n streams; n − 1 projections at each end."""
+    fields = {"head_dim": 8, "hidden_size_per_layer_input": 0, "sliding_window": 16, "layer_types": ["full_attention"] * 4}
+    plain, streams = build("gemma3n_text", **fields), build("gemma3n_text", **fields, altup_num_inputs=3, laurel_rank=5)
+    extra = parameter_counts(streams)["text"] - parameter_counts(plain)["text"]
+    per_layer = 2 * 64 * 5 + 64 + (64 + 64 * 3 + 27 + 9 + 64)
+    assert extra == 4 * per_layer + 2 * 2 * 64 * 64
+    assert kv_bytes_per_token(streams, 2) == kv_bytes_per_token(plain, 2)
+
+
 def test_every_type_is_stated_once_and_with_known_traits():
     known = {
         "types", "defaults", "norm", "norms", "gated", "tied", "qkv_bias", "out_bias", "out_bias_fixed", "mlp_bias", "head_bias",
