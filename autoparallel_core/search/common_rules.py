@@ -151,6 +151,16 @@ def heads_divisible(source: str, columns: Sequence[str] = ("tp",), *, rule_id: s
     return divisible(rule_id, "query heads", lambda p: query_heads(p.arch), columns, source, **bounds)
 
 
+def norm_groups_divisible(source: str, *, rule_id: str = "norm groups % tp", **bounds: Any) -> Rule:
+    """A group norm over the heads (linear attention) stays inside one rank: its groups are split over tp whole."""
+
+    def groups(problem: Problem) -> tuple[int, ...]:
+        n = problem.arch.fact("norm_groups")
+        return () if n is None else (n,)
+
+    return divisible(rule_id, "groups of the output norm", groups, ("tp",), source, **bounds)
+
+
 def kv_heads_divisible(source: str, *, rule_id: str = "kv heads % tp", facts: Facts | None = None, **bounds: Any) -> Rule:
     """Key/value heads are split over tp, never replicated."""
     return divisible(rule_id, "key/value heads", facts or (lambda p: kv_heads(p.arch)), ("tp",), source, **bounds)

@@ -38,6 +38,7 @@ RULES: tuple[Rule, ...] = (
     ),
     common.batch_divisible("deepspeed/runtime/config.py: train_batch = micro_batch × accumulation × data-parallel ranks"),
     common.heads_divisible("tensor parallelism splits whole heads (Megatron layers; AutoTP)"),
+    common.norm_groups_divisible("a group norm over heads is not reduced across ranks"),
     common.heads_divisible(
         "deepspeed/sequence/layer.py: heads % sequence parallel size",
         ("tp", "cp"),

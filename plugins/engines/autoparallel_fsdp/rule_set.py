@@ -33,6 +33,7 @@ RULES: tuple[Rule, ...] = (
         f"{CONFIG}: dp_replicate_size > 1 with dp_shard_size == 1 is pure data parallelism, illegal with tp or cp and not FSDP",
     ),
     common.heads_divisible("transformers tensor-parallel plans shard whole query heads"),
+    common.norm_groups_divisible("a group norm over heads is not reduced across ranks"),
     common.kv_heads_divisible(
         "transformers#48307: key/value heads are not replicated, the forward fails when tp does not divide them",
         facts=lambda p: query_heads(p.arch) if has_latent_attention(p.arch) else kv_heads(p.arch),

@@ -122,6 +122,7 @@ RULES: tuple[Rule, ...] = (
         "core/tensor_parallel/utils.py: divide",
     ),
     common.heads_divisible(f"{CONFIG}: num_attention_heads % tp == 0"),
+    common.norm_groups_divisible("a group norm over heads is not reduced across ranks"),
     common.kv_heads_divisible(f"{CONFIG}: num_query_groups % tp == 0", until="0.16.0"),
     common.kv_heads_divisible_or_replicated(
         f"{CONFIG}: num_query_groups % tp == 0 or tp % num_query_groups == 0", since="0.16.0"

@@ -11,6 +11,7 @@ from autoparallel_core.search.common_rules import (
     experts_divisible,
     heads_divisible,
     kv_heads_divisible_or_replicated,
+    norm_groups_divisible,
     quantised_width_aligned,
     stages_at_most_layers,
 )
@@ -41,6 +42,7 @@ RULES = (
     instances_fill_nodes(f"{_ARGS}: (tp_size·pp_size) % nnodes == 0", rule_id="tp pp % nodes"),
     columns_at_one(("cp",), "attention context parallelism is not modelled for this engine; use cp 1", _ARGS, rule_id="cp = 1"),
     heads_divisible("python/sglang/srt/models: num_heads % attention tp", modes=SERVING),
+    norm_groups_divisible("python/sglang/srt/models/bailing_moe_linear.py: group_norm_size % tp == 0", modes=SERVING),
     kv_heads_divisible_or_replicated("python/sglang/srt/models: K replicated when attention tp > K", modes=SERVING),
     expert_grid("python/sglang/srt/layers/moe: moe_tp = tp_size / ep_size", since="0.5"),
     expert_grid(

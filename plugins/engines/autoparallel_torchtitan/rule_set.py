@@ -121,6 +121,7 @@ RULES: tuple[Rule, ...] = (
     common.ep_needs_experts(f"{DECODER}: expert parallelism of a model without experts"),
     common.experts_divisible(f"{DECODER}: num_experts % ep == 0 for every MoE module"),
     common.heads_divisible(f"{DECODER}: n_heads % tp == 0"),
+    common.norm_groups_divisible("a group norm over heads is not reduced across ranks"),
     common.kv_heads_divisible(f"{DECODER}: n_kv_heads % tp == 0, no replication (MLA has one key per query head)"),
     common.sequence_divisible(
         f"{TRAINER}: seq_len % ((tp if sequence parallel) · (2·cp if cp > 1)) == 0",

@@ -11,6 +11,7 @@ from autoparallel_core.search.common_rules import (
     experts_divisible,
     heads_divisible,
     kv_heads_divisible_or_replicated,
+    norm_groups_divisible,
     quantised_width_aligned,
     stages_at_most_layers,
 )
@@ -35,6 +36,7 @@ RULES = (
     instances_fill_nodes("multi-node launch: --nnodes × GPUs per node is the world of one replica"),
     columns_at_one(("cp",), "prefill context parallelism is not modelled for this engine; use cp 1", _PARALLEL, rule_id="cp = 1"),
     heads_divisible(_MODEL, modes=SERVING),
+    norm_groups_divisible("vllm/model_executor/models/bailing_moe_linear.py: group_norm_size % tp == 0", modes=SERVING),
     kv_heads_divisible_or_replicated("vllm/config/model.py, get_num_kv_heads: max(1, K // tp) heads per GPU", modes=SERVING),
     expert_grid(f"{_PARALLEL}: enable_expert_parallel sets ep = tp·dp", all_or_nothing=True),
     ep_needs_experts(_PARALLEL, modes=SERVING),

@@ -96,6 +96,33 @@ def test_a_latency_limit_that_nothing_meets_is_named(cli, small):
     assert cli(*small, "--mode", "inference", "--infer-batch-size", "64", "--tpot-ms", "10000").code == 0
 
 
+@pytest.mark.parametrize(
+    ("mode", "engine"),
+    [("training", e) for e in ("megatron", "fsdp", "torchtitan", "deepspeed")]
+    + [("inference", e) for e in ("vllm", "sglang", "trtllm")],
+)
+def test_groups_of_an_output_norm_limit_tp(cli, mode, engine):
+    model = [
+        "--hidden-size",
+        "4096",
+        "--num-layers",
+        "8",
+        "--num-heads",
+        "32",
+        "--intermediate-size",
+        "8192",
+        "--vocab-size",
+        "32000",
+    ]
+    argv = ["explain", *model, "--mode", mode, "--engine", engine, "--gpu-type", "H100", "--strategy", "tp8"]
+    limited = cli(*argv, "--group-norm-size", "4", "--json").json
+    assert [v["sentence"] for v in limited["violations"] if v["rule"] == "norm groups % tp"] == [
+        "4 groups of the output norm cannot be divided by tp 8 (remainder 4); tp 4 would do"
+    ]
+    free = cli(*argv, "--group-norm-size", "8", "--json").json
+    assert not any(v["rule"] == "norm groups % tp" for v in free.get("violations", ()))
+
+
 def test_goals_rank_differently_and_say_so(cli, small):
     argv = (*small, "--mode", "inference", "--infer-batch-size", "256", "--top", "50")
     plans = cli(*argv, "--goal", "latency", "--json").json["strategies"]
