@@ -83,7 +83,8 @@ def build_arch(
     view = ConfigView(language_fields(config), name=name, whole=config)
     if view.raw("is_encoder_decoder"):
         raise SpecError(f"{name}: encoder-decoder models (is_encoder_decoder) are not supported; give a decoder-only model")
-    for text in config.get("_notes", ()):
+    notes = config.get("_notes")
+    for text in notes if isinstance(notes, list) else ():
         view.note(str(text))
     _adopt_family(view, host)
     n_layers = _num_layers(view)
@@ -219,8 +220,8 @@ def _facts(layers: Sequence[Layer], view: ConfigView) -> dict[str, Any]:
             rules[f"{prefix}_heads" if prefix == "mamba" else "linear_value_heads"] = op.heads.units
     if any(isinstance(op, Elementwise) and op.role == "rotary" for op in ops) and (elements := rotary_cache_elements(view)):
         rules["rotary_cache_elements"] = elements
-    if (groups := view.get("group_norm_size")) is not None:
-        rules["norm_groups"] = int(groups)
+    if "group_norm_size" in view:
+        rules["norm_groups"] = view.size("group_norm_size")
     return {
         "num_heads": heads if isinstance(heads, int) else most(Attention, lambda op: op.heads.units),
         "num_kv_heads": min(kv, default=0),

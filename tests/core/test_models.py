@@ -177,6 +177,18 @@ def test_unread_fields_beside_the_language_part_are_listed_too():
     assert build_arch(config, name="v", host=host()).unknown_fields == ("fusion_depth",)
 
 
+def test_facts_that_engines_ask_about():
+    assert build(group_norm_size=4).fact("norm_groups") == 4
+    assert build().fact("norm_groups") is None
+    with pytest.raises(SpecError, match="group_norm_size"):
+        build(group_norm_size="many")
+
+
+def test_notes_of_a_catalogue_entry_are_shown():
+    assert "a remark" in build(_notes=["a remark"]).notes
+    assert build(_notes=7).unknown_fields == ()
+
+
 def test_equal_layers_are_one_object():
     arch = build()
     assert len({id(b) for layer in arch.layers for b in layer.blocks}) == 2
