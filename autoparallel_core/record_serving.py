@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from autoparallel_core.records import RunRecord
     from autoparallel_core.spec.arch import ModelArch
     from autoparallel_core.spec.cluster import Cluster, Gpu
+    from autoparallel_core.spec.serving import ServingPolicy
 
 GIB = float(1 << 30)
 SPEEDS = frozenset({"ttft_ms", "tpot_ms", "output_tok_s", "tok_s_per_gpu", "total_tok_s", "decode_tok_s", "prefill_tok_s"})
@@ -34,11 +35,11 @@ def translate_serving(translator: Translator, record: RunRecord) -> Translated:
 
     notes: list[str] = []
     unknown: set[str] = set()
-    translator.engine(record)
+    policies = translator.engine(record).serving
     arch = _arch(translator, record, notes)
-    n_gpus, strategy = _layout(record, arch, notes)
+    n_gpus, strategy = _layout(record, arch, notes, policies[-1] if policies else None)
     cluster = _cluster(translator, record, n_gpus, notes, unknown)
-    workload = _workload(record, notes, unknown)
+    workload = _workload(record, notes, unknown, policies[-1] if policies else None)
     problem = translator.problem(arch, cluster, workload, record, notes)
     return Translated(problem, strategy, tuple(notes), frozenset(unknown))
 
@@ -81,7 +82,7 @@ def _whole(value: Any, what: str) -> int | None:
     return count_of(value, what)
 
 
-def _layout(record: RunRecord, arch: ModelArch, notes: list[str]) -> tuple[int, Strategy]:
+def _layout(record: RunRecord, arch: ModelArch, notes: list[str], policy: ServingPolicy | None) -> tuple[int, Strategy]:
     """One instance is tp·pp·dp GPUs when dp is attention parallelism (experts, latent attention), else dp counts instances."""
     s = record.strategy
     n = _whole(record.cluster.get("n_gpus"), "cluster.n_gpus")
@@ -92,6 +93,11 @@ def _layout(record: RunRecord, arch: ModelArch, notes: list[str]) -> tuple[int, 
             raise SpecError("the record states neither tp nor the number of GPUs")
         tp = max(n // (pp * dp), 1)
         notes.append(f"tp not stated: {tp}")
+    offline = _load(str(record.workload.get("load") or "offline")) == "offline"
+    recipe = policy is not None and policy.throughput_attention_dp and offline and is_moe(arch)
+    if recipe and s.get("ep") is None and dp == 1 and tp > 1:
+        tp, dp = 1, tp
+        notes.append(f"expert layout not stated: attention dp {dp}, as the engine documents for maximum throughput")
     inside = dp if is_moe(arch) or has_latent_attention(arch) else 1
     gpus = tp * pp * inside
     n = n or gpus * (dp // inside)
@@ -154,7 +160,9 @@ def _kv_dtype(text: Any) -> str | None:
     return m[1] if m else None
 
 
-def _workload(record: RunRecord, notes: list[str], unknown: set[str]) -> InferenceWorkload:
+def _workload(
+    record: RunRecord, notes: list[str], unknown: set[str], policy: ServingPolicy | None
+) -> InferenceWorkload:  # fmt: skip
     w, s = record.workload, record.settings
     load = _load(str(w.get("load") or "offline"))
     isl, osl = _whole(w.get("isl"), "workload.isl"), _whole(w.get("osl"), "workload.osl")
@@ -171,6 +179,10 @@ def _workload(record: RunRecord, notes: list[str], unknown: set[str]) -> Inferen
     if load != "offline" and concurrency is None:
         load = "offline"
         notes.append("concurrency not stated: as many requests as fit")
+    requests = _whole(w.get("requests"), "workload.requests")
+    if load == "offline" and requests is None and policy is not None and policy.benchmark_requests:
+        requests = policy.benchmark_requests
+        notes.append(f"number of requests not stated: {requests}, as in the engine's benchmark documentation")
     sequences = _whole(s.get("max_num_seqs"), "settings.max_num_seqs")
     if sequences is None and (m := re.search(r"max-num-seqs (\d+)", str(w.get("load") or ""))):
         sequences = int(m[1])
@@ -180,6 +192,7 @@ def _workload(record: RunRecord, notes: list[str], unknown: set[str]) -> Inferen
         isl=isl,
         osl=osl,
         concurrency=None if load == "offline" else concurrency,
+        requests=requests if load == "offline" else None,
         load=load,  # type: ignore[arg-type]  # one of the three words
         kv_dtype=_kv_dtype(s.get("kv_dtype")),
         prefix_hit_rate=float(s.get("prefix_hit_rate") or 0.0),

@@ -1,4 +1,4 @@
-"""The core's own constants, read from ``constants.toml`` with their meaning and origin."""
+"""The core's own constants, read from ``constants.toml`` and ``serving_constants.toml`` with their meaning and origin."""
 
 from __future__ import annotations
 
@@ -19,5 +19,8 @@ if TYPE_CHECKING:
 @cache
 def core_constants() -> Mapping[str, Constant]:
     """Name → constant; engines override by name."""
-    text = files("autoparallel_core.cost").joinpath("constants.toml").read_text(encoding="utf-8")
-    return MappingProxyType({name: structure(body, Constant) for name, body in tomllib.loads(text).items()})
+    found: dict[str, Constant] = {}
+    for file in ("constants.toml", "serving_constants.toml"):
+        text = files("autoparallel_core.cost").joinpath(file).read_text(encoding="utf-8")
+        found |= {name: structure(body, Constant) for name, body in tomllib.loads(text).items()}
+    return MappingProxyType(found)

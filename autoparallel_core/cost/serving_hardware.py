@@ -1,114 +1,145 @@
-"""The GPU, its collectives and the engine's host as one serving step sees them.
+"""The GPU, its collectives and its kernels as one serving step sees them.
 
-Efficiencies are those measured on single operators (``Gpu.gemm``, ``expert_gemm``, ``attention``, ``collectives``).
+Efficiencies are those measured on single operators (``Gpu.gemm``, ``expert_gemm``, ``attention``, ``collectives``), in
+the form that docs/reference/gpu-data.md states. Axis legend: S points (strategies, or strategies at several loads).
 """
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
-from attrs import frozen
+from attrs import define, frozen
 from numpy.typing import NDArray
 
+from autoparallel_core.cost.serving_policy import kv_dtype
 from autoparallel_core.errors import SpecError
-from autoparallel_core.spec.cluster import CollectiveCurve, Efficiency, Gpu
+from autoparallel_core.ops.curves import curve_for, curve_seconds
+from autoparallel_core.spec.cluster import Efficiency, Gpu
 from autoparallel_core.spec.dtypes import dtype_bytes
-from autoparallel_core.spec.op import Weight
 from autoparallel_core.spec.problem import Problem
-from autoparallel_core.spec.quantization import weight_format
+from autoparallel_core.spec.quantization import WeightFormat
 
 Array = NDArray[np.float64]
 
 
-@frozen(eq=False)
+@frozen
+class Kernel:
+    """One measured kernel class: its efficiency and the peak that it is a share of."""
+
+    efficiency: Efficiency
+    peak_flops: float
+
+
+@define(eq=False, slots=False)
 class ServingHardware:
     """Seconds of operators at serving shapes; arrays of S throughout."""
 
     problem: Problem
-    kv_bytes: float
-    """Bytes per element of the KV cache."""
-
-    @classmethod
-    def of(cls, problem: Problem) -> ServingHardware:
-        """Raises SpecError for an unknown KV dtype."""
-        work, arch = problem.inference, problem.arch
-        return cls(problem, dtype_bytes(work.kv_dtype or arch.kv_dtype or arch.weight_dtype))
 
     @property
     def gpu(self) -> Gpu:
         return self.problem.cluster.gpu
 
-    def weight_rate(self, weights: tuple[Weight, ...], dtype: str) -> tuple[float, str]:
-        """Bytes per parameter and operand dtype of a GEMM from its weights' storage format.
+    @cached_property
+    def kv_bytes(self) -> float:
+        """Bytes per element of the KV cache."""
+        return dtype_bytes(kv_dtype(self.problem))
 
-        A format whose operands the GPU's tensor cores lack is computed in 16 bit (weight-only).
+    @cached_property
+    def peak_16bit(self) -> float:
+        """Matrix units in 16 bit; old GPUs have fp16 only."""
+        return self.gpu.peak("bf16" if "bf16" in self.gpu.peak_flops else "fp16")
+
+    @cached_property
+    def launch_s(self) -> float:
+        """Fixed time of the plainest kernel, a 16-bit GEMM."""
+        return next((self.gpu.gemm[k].fixed_s for k in ("bf16", "fp16") if k in self.gpu.gemm), 0.0)
+
+    def kernel(self, table: str, fmt: WeightFormat) -> Kernel:
+        """The measured kernel that reads weights of this format: its own, else the nearest one that the GPU has.
+
+        A format whose operands the GPU's matrix units lack is computed in 16 bit (weight-only).
         """
-        main = next((w for w in weights if w.linear), None)
-        fmt = weight_format((main.format if main else None) or dtype)
-        compute = fmt.compute if fmt.compute in self.gpu.peak_flops else "bf16"
-        return fmt.bytes_per_param, compute
+        known = getattr(self.gpu, table)
+        key = next((k for k in _keys(fmt) if k in known and (_dtype(k) in self.gpu.peak_flops or k == "bf16")), None)
+        if key is None:
+            raise SpecError(f"{self.gpu.name} has no {table} efficiency for '{fmt.name}'; its data states {_names(known)}")
+        return Kernel(known[key], self.gpu.peak_flops[_dtype(key)] if key != "bf16" else self.peak_16bit)
 
-    def gemm_s(self, m: Array, n: Array, k: Array, *, weight_bytes: float, compute: str) -> Array:
-        """t0 + root sum of squares of compute and memory time: the two overlap, but not at the ridge."""
-        e = _efficiency(self.gpu, "gemm", compute)
-        work = 2.0 * m * n * k / (self.gpu.peak(compute) * e.compute)
-        moved = (n * k * weight_bytes + 2.0 * m * (k + n)) / (self.gpu.hbm_bytes_per_s * e.memory)
-        return e.fixed_s + np.hypot(work, moved)
+    def gemm_s(self, m: Array, n: Array, k: Array, fmt: WeightFormat) -> Array:
+        """Root sum of squares of compute and memory time: the two overlap, but not at the ridge.
 
-    def expert_s(self, visits: Array, touched: Array, n: Array, k: Array, *, weight_bytes: float, compute: str) -> Array:
-        """Grouped GEMM: every touched expert is read whole and computes whole tiles of rows."""
-        e = _efficiency(self.gpu, "expert_gemm", compute)
-        dense = _efficiency(self.gpu, "gemm", compute)
+        The fixed time of low-precision kernels includes casting the activations, which engines fuse with what is in front.
+        """
+        kernel = self.kernel("gemm", fmt)
+        e = kernel.efficiency
+        work = 2.0 * m * n * k / (kernel.peak_flops * e.compute)
+        moved = (n * k * fmt.bytes_per_param + 2.0 * m * (k + n)) / (self.gpu.hbm_bytes_per_s * e.memory)
+        return self._fixed_s(e) + np.hypot(work, moved)
+
+    def _fixed_s(self, e: Efficiency) -> float:
+        cast = max(e.fixed_s - self.launch_s, 0.0)
+        return min(e.fixed_s, self.launch_s) + self.problem.constant("serving_cast_share") * cast
+
+    def expert_s(self, visits: Array, touched: Array, n: Array, k: Array, fmt: WeightFormat) -> Array:
+        """Grouped GEMM: every touched expert is read whole and computes whole tiles of rows. Without its fixed time."""
+        kernel = self.kernel("expert_gemm", fmt)
+        e = kernel.efficiency
         rows = visits + self.problem.constant("serving_expert_tile_rows") * touched
-        work = 2.0 * rows * n * k / (self.gpu.peak(compute) * e.compute)
-        moved = (touched * n * k * weight_bytes + 2.0 * visits * (k + n)) / (
-            self.gpu.hbm_bytes_per_s * min(e.memory, dense.memory)
-        )
+        work = 2.0 * rows * n * k / (kernel.peak_flops * e.compute)
+        moved = (touched * n * k * fmt.bytes_per_param + 2.0 * visits * (k + n)) / (self.gpu.hbm_bytes_per_s * e.memory)
         return np.hypot(work, moved)
 
-    def decode_attention_s(self, moved: Array, flops: Array, kernel: str) -> Array:
-        """Reading the cache, or the matrix work of many heads on one latent."""
-        e = _efficiency(self.gpu, "attention", kernel)
-        return e.fixed_s + np.maximum(moved / (self.gpu.hbm_bytes_per_s * e.memory), flops / (self.gpu.peak("bf16") * e.compute))
+    def expert_fixed_s(self, fmt: WeightFormat) -> float:
+        return self.kernel("expert_gemm", fmt).efficiency.fixed_s
 
-    def prefill_attention_s(self, flops: Array, kernel: str) -> Array:
-        e = _efficiency(self.gpu, "attention", kernel)
-        return flops / (self.gpu.peak("bf16") * e.compute)
+    def attention_s(self, key: str, flops: Array, moved: Array) -> Array:
+        """One attention call; ``key`` of ``Gpu.attention`` with ``_fp8`` falling back to 16 bit."""
+        known = self.gpu.attention
+        e = known.get(key) or known.get(key.removesuffix("_fp8"))
+        if e is None:
+            raise SpecError(f"{self.gpu.name} has no attention efficiency for '{key}'; its data states {_names(known)}")
+        peak = self.gpu.peak("fp8") if key == "prefill_fp8" and key in known else self.peak_16bit
+        return e.fixed_s + np.hypot(flops / (peak * e.compute), moved / (self.gpu.hbm_bytes_per_s * e.memory))
 
-    def elementwise_s(self, moved: Array) -> Array:
-        return (
-            moved
-            * self.problem.constant("elementwise_fused")
-            / (self.gpu.hbm_bytes_per_s * self.problem.constant("serving_stream_share"))
-        )
+    def stream_s(self, moved: Array | float) -> Array:
+        """Reading and writing memory in order."""
+        return np.asarray(moved / (self.gpu.hbm_bytes_per_s * self.problem.constant("serving_stream_share")))
 
     def collective_s(self, kind: str, n_bytes: Array, ranks: Array) -> Array:
         """Time of a collective among ``ranks`` neighbouring GPUs; across scale-up domains at the NIC's rate."""
         out = np.zeros(np.broadcast(n_bytes, ranks).shape)
-        n_bytes = np.broadcast_to(n_bytes, out.shape)
-        ranks = np.broadcast_to(ranks, out.shape)
+        n_bytes, ranks = np.broadcast_to(n_bytes, out.shape), np.broadcast_to(ranks, out.shape)
         domain = self.problem.cluster.tiers[0].ranks
         for r in np.unique(ranks):
             rows = ranks == r
             if r > 1:
-                out[rows] = (
-                    self._inside(kind, n_bytes[rows], float(r))
-                    if r <= domain
-                    else self._across(kind, n_bytes[rows], float(r), domain)
-                )
+                price = self._inside if r <= domain else self._across
+                out[rows] = price(kind, n_bytes[rows], int(r))
         return out
 
-    def _inside(self, kind: str, n_bytes: Array, ranks: float) -> Array:
-        curves = [c for name in (kind, f"{kind}_custom") for c in _nearest(self.gpu.collectives.get(name, ()), ranks)]
-        if not curves:
-            link = self.problem.cluster.tiers[0]
-            curves = [CollectiveCurve(int(ranks), link.bytes_per_s, max(link.latency_s, 10e-6), "link rate", "assumed")]
-        share = (ranks - 1) / ranks * (2.0 if kind == "all_reduce" else 1.0)
-        return np.asarray(np.min([curve_s(c, n_bytes, share) for c in curves], axis=0))
+    def hop_s(self, n_bytes: Array, span: float) -> Array:
+        """Sending to the next pipeline stage of an instance of ``span`` GPUs: over the network once it leaves the domain."""
+        tiers, c = self.problem.cluster.tiers, self.problem.constant
+        if span <= tiers[0].ranks:
+            return np.asarray(max(tiers[0].latency_s, c("serving_collective_s")) + n_bytes / tiers[0].bytes_per_s)
+        rate = tiers[-1].bytes_per_s * c("scale_out_efficiency")
+        return np.asarray(max(tiers[-1].latency_s, c("scale_out_latency_s")) + n_bytes / rate)
 
-    def _across(self, kind: str, n_bytes: Array, ranks: float, domain: int) -> Array:
+    def _inside(self, kind: str, n_bytes: Array, ranks: int) -> Array:
+        """The fastest measured implementation; the link's rate where nothing is measured."""
+        found = [(k, c) for k in (kind, f"{kind}_custom", f"{kind}_low_latency") if (c := curve_for(self.gpu, k, ranks))]
+        if found:
+            return np.asarray(np.min([curve_seconds(c, k, n_bytes) for k, c in found], axis=0))
+        link = self.problem.cluster.tiers[0]
+        share = (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
+        return np.asarray(max(link.latency_s, self.problem.constant("serving_collective_s")) + share * n_bytes / link.bytes_per_s)
+
+    def _across(self, kind: str, n_bytes: Array, ranks: int) -> Array:
         """Hierarchical: inside the domain, then between domains over all of its NICs."""
-        outer = self.problem.cluster.tiers[-1]
-        inner = self._inside(kind, n_bytes, float(domain)) if domain > 1 else np.zeros_like(n_bytes)
+        outer, domain = self.problem.cluster.tiers[-1], self.problem.cluster.tiers[0].ranks
+        inner = self._inside(kind, n_bytes, domain) if domain > 1 else np.zeros_like(n_bytes)
         nodes = ranks / domain
         share = (nodes - 1) / nodes * (2.0 if kind == "all_reduce" else 1.0)
         rate = outer.bytes_per_s * self.problem.constant("scale_out_efficiency")
@@ -118,31 +149,28 @@ class ServingHardware:
         return np.asarray(inner + share * n_bytes / spread / rate + wait)
 
 
-def curve_s(curve: CollectiveCurve, n_bytes: Array, share: float) -> Array:
-    """Measured knots inside their range (in logarithms), the two-parameter line outside."""
-    line: Array = curve.latency_s + share * n_bytes / curve.bus_bytes_per_s
-    if not curve.knots:
-        return line
-    x, y = np.array([k[0] for k in curve.knots]), np.array([k[1] for k in curve.knots])
-    inside = (n_bytes >= x[0]) & (n_bytes <= x[-1])
-    between = np.exp(np.interp(np.log(np.maximum(n_bytes, 1.0)), np.log(x), np.log(y)))
-    below = np.where(n_bytes < x[0], y[0], np.maximum(line, y[-1]))
-    return np.asarray(np.where(inside, between, below))
+def _keys(fmt: WeightFormat) -> tuple[str, ...]:
+    """Keys of ``Gpu.gemm`` and ``expert_gemm`` that can read a format, best first."""
+    name = fmt.name.removesuffix("_weight_only")
+    if name.startswith("mxfp4"):
+        own: tuple[str, ...] = ("mxfp4_fp8", "mxfp4_wo")
+    elif fmt.compute == "bf16" and fmt.bytes_per_param < 0.8:
+        own = ("int4_wo",)
+    elif fmt.compute == "bf16" and fmt.bytes_per_param < 1.5:
+        own = ("int8_wo",)
+    elif name.startswith("fp8_block"):
+        own = ("fp8_block",)
+    else:
+        own = ()
+    return (*own, fmt.compute, "bf16", "fp16")
 
 
-def _nearest(curves: tuple[CollectiveCurve, ...], ranks: float) -> tuple[CollectiveCurve, ...]:
-    """The curve of this many ranks, or of the next larger measured group, or of the largest."""
-    if not curves:
-        return ()
-    larger = [c for c in curves if c.ranks >= ranks]
-    return (min(larger, key=lambda c: c.ranks),) if larger else (max(curves, key=lambda c: c.ranks),)
+def _dtype(key: str) -> str:
+    """The operand dtype whose peak an efficiency is a share of."""
+    if key.endswith("_wo"):
+        return "bf16"
+    return "fp8" if key in ("fp8_block", "mxfp4_fp8") else key
 
 
-def _efficiency(gpu: Gpu, table: str, key: str) -> Efficiency:
-    found = getattr(gpu, table).get(key)
-    if found is None and key.endswith("_fp8"):
-        found = getattr(gpu, table).get(key.removesuffix("_fp8"))
-    if found is None:
-        known = ", ".join(sorted(getattr(gpu, table))) or "none"
-        raise SpecError(f"{gpu.name} has no {table} efficiency for '{key}'; its data states {known}")
-    return found  # type: ignore[no-any-return]
+def _names(known: object) -> str:
+    return ", ".join(sorted(known)) or "none"  # type: ignore[call-overload]

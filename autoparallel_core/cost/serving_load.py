@@ -2,6 +2,7 @@
 
 Closed loop at a concurrency: each of the B sequences in flight decodes in steps that now and then carry another
 request's prefill; over one request's life every other request is prefilled once. Offline: the cache is kept full.
+With pipeline stages the sequences in flight form one micro-batch per stage, and every micro-batch reads the weights.
 Axis legend: S strategies.
 """
 
@@ -12,10 +13,43 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from autoparallel_core.cost.serving_hardware import ServingHardware
+from autoparallel_core.cost.serving_policy import policy_for, scheduler_limits
 from autoparallel_core.cost.serving_step import Load, step_seconds
+from autoparallel_core.cost.serving_weights import split_layers
+from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.strategy import StrategyBatch
 
 Array = NDArray[np.float64]
+
+
+@frozen(eq=False)
+class Demand:
+    """What is asked of each of S deployments, [S] each."""
+
+    isl: Array
+    osl: Array
+    concurrency: Array
+    """Requests in flight over all instances; infinite: as many as fit."""
+    cached: Array
+    """Share of a prompt whose prefix is in the cache."""
+    accepted: Array
+    """Tokens per step and sequence."""
+    offline: NDArray[np.bool_]
+    requests: Array
+    """Requests of an offline run; infinite: its steady state."""
+
+    @classmethod
+    def of(cls, problem: Problem, size: int) -> Demand:
+        """The workload's, the same for every strategy."""
+        w = problem.inference
+
+        def full(x: float) -> Array:
+            return np.full(size, float(x))
+
+        return cls(
+            full(w.isl), full(w.osl), full(w.concurrency or np.inf), full(w.prefix_hit_rate), full(max(w.accepted_length, 1.0)),
+            np.full(size, w.load == "offline"), full(w.requests or np.inf),
+        )  # fmt: skip
 
 
 @frozen(eq=False)
@@ -24,8 +58,9 @@ class SteadyState:
 
     batch_per_instance: Array
     prefill_s: Array
+    """One prompt alone."""
     decode_s: Array
-    """One decode step at the steady batch."""
+    """Between two tokens of a sequence when no prompt interferes, before accepted drafts are counted."""
     ttft_s: Array
     tpot_s: Array
     output_tokens_per_s: Array
@@ -35,76 +70,124 @@ class SteadyState:
     """One output token of a sequence, by cause; sums to TPOT."""
 
 
-def steady_state(hw: ServingHardware, batch: StrategyBatch, kv_capacity_tokens: Array) -> SteadyState:
+def steady_state(
+    hw: ServingHardware, batch: StrategyBatch, kv_capacity_tokens: Array, demand: Demand | None = None
+) -> SteadyState:
     """``kv_capacity_tokens`` is per instance, [S]."""
-    problem, work = hw.problem, hw.problem.inference
+    problem = hw.problem
     c = problem.constant
-    f = {n: batch.columns[n].astype(np.float64) for n in ("dp", "attn_dp", "pp")}
-    isl = work.isl * (1.0 - work.prefix_hit_rate)
-    per_request = work.isl + work.osl / 2
-    slots = np.maximum(np.floor(kv_capacity_tokens / per_request), 0.0)
-    limit = float(work.max_num_seqs) * f["attn_dp"] if work.max_num_seqs else np.full(len(batch), np.inf)
-    wanted = work.concurrency / f["dp"] if work.concurrency else np.minimum(slots, limit)
-    in_flight = np.maximum(np.minimum(np.minimum(wanted, slots), limit), 1.0)
-    per_rank = in_flight / f["attn_dp"] / f["pp"]
-    decode = _step(hw, batch, decode=per_rank, prefill=np.zeros(len(batch)))
-    own = _step(hw, batch, decode=np.zeros(len(batch)), prefill=np.full(len(batch), isl))
-    mixed = _step(hw, batch, decode=per_rank, prefill=np.full(len(batch), isl))
-    decode_s, prefill_s = _total(decode), _total(own)
-    marginal = np.maximum(_total(mixed) - decode_s, 0.0)
-    accepted = max(work.accepted_length, 1.0)
-    wave = c("serving_first_wave")
-    ranks = f["attn_dp"]
-    if work.load == "offline":
-        share = in_flight / ranks
-        duration = work.osl / accepted * f["pp"] * decode_s / f["pp"] + share * marginal / f["pp"]
-        tpot = decode_s / accepted
-        output = in_flight * work.osl / duration
-        ttft = prefill_s
-    else:
-        others = np.maximum(in_flight / ranks - 1.0, 0.0)
-        tpot = decode_s / accepted + c("serving_interference") * (1 - wave / 2) * others * marginal / f["pp"] / work.osl
-        ttft = (
-            prefill_s
-            + wave * (in_flight / ranks + 1) / 2 * marginal / f["pp"]
-            + c("serving_ttft_steps") * decode_s
-            + c("serving_ttft_offset_s")
-        )
-        ttft = ttft + np.where(ranks > 1, c("serving_attention_dp_steps") * decode_s, 0.0)
-        life = ttft + tpot * (work.osl - 1)
-        ttft = ttft + np.maximum(wanted / in_flight - 1.0, 0.0) * life
-        output = in_flight * work.osl / life
-    seconds = {k: v / accepted for k, v in decode.items()}
-    seconds["prefill_interference"] = tpot - decode_s / accepted
+    d = demand or Demand.of(problem, len(batch))
+    dp, ranks, pp = (batch.columns[n].astype(np.float64) for n in ("dp", "attn_dp", "pp"))
+    in_flight, wanted = _in_flight(problem, d, dp, ranks, kv_capacity_tokens)
+    requests, wave = d.requests / dp, c("serving_first_wave")
+    rest = np.where(d.offline, _last_batch(requests, in_flight), in_flight)
+    share, rest_share = in_flight / ranks, rest / ranks
+    micro, rest_micro = (np.minimum(pp, np.maximum(np.floor(x), 1.0)) for x in (share, rest_share))
+    steps = _steps(hw, batch, d, share / micro, rest_share / rest_micro, share)
+    cycle, uneven = _cycle(hw, batch, steps.decode, micro, share / micro)
+    last, _ = _cycle(hw, batch, steps.rest, rest_micro, rest_share / rest_micro)
+    prefill_s, busy = _total(steps.prompt), steps.marginal / pp * uneven
+    interference = np.where(d.offline, share, c("serving_interference") * (1 - wave / 2) * np.maximum(share - 1.0, 0.0))
+    drained = np.where(d.offline, _mean_over_waves(requests / in_flight, cycle, last), cycle)
+    tpot = drained / d.accepted + interference * busy / d.osl
+    ttft = prefill_s + np.where(d.offline, 0.0, wave * (share + 1) / 2 * busy + c("serving_ttft_steps") * cycle)
+    ttft = ttft + c("serving_ttft_offset_s") + np.where(ranks > 1, c("serving_attention_dp_steps") * cycle, 0.0)
+    life = np.where(d.offline, tpot * d.osl, ttft + tpot * (d.osl - 1))
+    ttft = ttft + np.where(d.offline, 0.0, np.maximum(wanted / in_flight - 1.0, 0.0) * life)
+    output = in_flight * d.osl / life * dp
+    seconds = {k: v / d.accepted for k, v in steps.decode.items()}
+    seconds["pipeline"] = (cycle - _total(steps.decode)) / d.accepted
+    seconds["draining"] = (drained - cycle) / d.accepted
+    seconds["prefill_interference"] = interference * busy / d.osl
     return SteadyState(
-        batch_per_instance=in_flight,
-        prefill_s=prefill_s,
-        decode_s=decode_s,
-        ttft_s=ttft,
-        tpot_s=tpot,
-        output_tokens_per_s=output * f["dp"],
-        requests_per_s=output * f["dp"] / work.osl,
-        seconds=seconds,
-    )
+        batch_per_instance=in_flight, prefill_s=prefill_s, decode_s=cycle, ttft_s=ttft, tpot_s=tpot, output_tokens_per_s=output,
+        requests_per_s=output / d.osl, seconds=seconds,
+    )  # fmt: skip
 
 
-def _step(hw: ServingHardware, batch: StrategyBatch, *, decode: Array, prefill: Array) -> dict[str, Array]:
-    """A step with ``decode`` sequences at their mean context and ``prefill`` prompt tokens, in engine-sized chunks."""
-    work = hw.problem.inference
-    chunk = float(work.max_num_batched_tokens or hw.problem.constant("serving_chunk_tokens"))
-    pieces = np.maximum(np.ceil(prefill / chunk), 1.0)
+def _last_batch(requests: Array, in_flight: Array) -> Array:
+    """Sequences of the last, partly filled batch of a finite run; a full batch where there is none."""
+    left = np.where(np.isfinite(requests), requests, 0.0) % in_flight
+    return np.where(left > 0, np.maximum(left, 1.0), in_flight)
+
+
+def _mean_over_waves(waves: Array, cycle: Array, last: Array) -> Array:
+    """Time between two tokens over the life of a run, per full batch: the last batch takes its steps for fewer sequences."""
+    finite = np.isfinite(waves)
+    n = np.where(finite, np.maximum(waves, 1.0), 1.0)
+    return np.where(finite, (np.floor(n) * cycle + np.where(n % 1.0 > 0, last, 0.0)) / n, cycle)
+
+
+def _in_flight(problem: Problem, d: Demand, dp: Array, ranks: Array, kv_capacity_tokens: Array) -> tuple[Array, Array]:
+    """Sequences per instance that run together, and those that are wanted."""
+    reserved = d.isl + problem.constant("serving_reserved_output") * d.osl
+    slots = np.maximum(np.floor(kv_capacity_tokens / reserved), 0.0)
+    limit = float(scheduler_limits(problem).max_num_seqs) * ranks
+    wanted = np.where(np.isfinite(d.concurrency), d.concurrency / dp, np.minimum(slots, limit))
+    wanted = np.minimum(wanted, d.requests / dp)
+    return np.maximum(np.minimum(np.minimum(wanted, slots), limit), 1.0), wanted
+
+
+@frozen(eq=False)
+class _Steps:
+    decode: dict[str, Array]
+    """A decode step of the steady batch, by cause."""
+    rest: dict[str, Array]
+    """The same of the last batch of a finite run."""
+    prompt: dict[str, Array]
+    """One prompt alone."""
+    marginal: Array
+    """What a prompt adds to the decode steps that carry it."""
+
+
+def _steps(hw: ServingHardware, batch: StrategyBatch, d: Demand, decode: Array, rest: Array, share: Array) -> _Steps:
+    """All steps in one call. Prompts that arrive within one decode step are processed together."""
+    S = len(batch)
+    prompt = d.isl * (1.0 - d.cached)
+    chunk = float(scheduler_limits(hw.problem).max_num_batched_tokens)
+    pieces = np.maximum(np.ceil(prompt / chunk), 1.0)
+    together = np.clip(np.floor(share / d.osl), 1.0, np.maximum(np.floor(chunk / prompt), 1.0))
+    zero, one = np.zeros(S), np.ones(S)
+    mean = d.isl + d.osl / 2
     load = Load(
-        decode=decode,
-        context=np.full(len(batch), work.isl + work.osl / 2),
-        prefill=prefill / pieces,
-        prefill_len=float(work.isl) if np.any(prefill > 0) else 0.0,
-        sampled=np.maximum(decode, 1.0),
+        decode=np.concatenate([decode, rest, zero, decode]),
+        context=np.tile(mean, 4),
+        prefill=np.concatenate([zero, zero, prompt / pieces, together * prompt / pieces]),
+        prompt=np.tile(d.isl, 4),
+        cached=np.tile(d.cached, 4),
+        sampled=np.concatenate([decode, rest, one, decode + together / pieces]),
     )
-    one = step_seconds(hw, batch, load)
-    if np.all(pieces == 1.0):
-        return one
-    rest = step_seconds(hw, batch, Load(np.zeros(len(batch)), load.context, load.prefill, load.prefill_len, np.ones(len(batch))))
-    return {k: v + (pieces - 1.0) * rest[k] for k, v in one.items()}
+    seconds = step_seconds(hw, batch.take(np.tile(np.arange(S), 4)), load)
+    parts = [{k: v[i * S : (i + 1) * S] for k, v in seconds.items()} for i in range(4)]
+    alone = {k: v * pieces for k, v in parts[2].items()}
+    marginal = np.maximum(_total(parts[3]) - _total(parts[0]), 0.0) * pieces / together
+    return _Steps(parts[0], parts[1], alone, marginal)
+
+
+def _cycle(
+    hw: ServingHardware, batch: StrategyBatch, decode: dict[str, Array], micro: Array, sequences: Array
+) -> tuple[Array, Array]:
+    """Seconds between two tokens of a sequence, and the slowest stage's share of a prompt's time over an even split.
+
+    Every stage runs ``micro`` micro-batches a cycle and the slowest one sets the pace; a single micro-batch passes all
+    stages one after another. A hop sends the hidden states of its ``sequences``.
+    """
+    problem = hw.problem
+    whole = _total(decode)
+    cycle, uneven = whole.copy(), np.ones(len(batch))
+    layers = float(problem.arch.num_layers)
+    for pp in np.unique(batch.pp[batch.pp > 1]):
+        rows = batch.pp == pp
+        sizes = np.array(split_layers(problem.arch.num_layers, int(pp), policy_for(problem).layer_split), dtype=np.float64)
+        head, host = decode["head"][rows], decode["host"][rows]
+        body = whole[rows] - head - host
+        stages = body[:, None] * sizes / layers
+        stages[:, -1] += head
+        hop = hw.hop_s(sequences[rows] * problem.arch.hidden_size * 2.0, float((batch.tp * batch.attn_dp)[rows].max() * pp))
+        slowest = stages.max(axis=1) + host + hop
+        cycle[rows] = np.maximum(stages.sum(axis=1) + pp * (host + hop), micro[rows] * slowest)
+        uneven[rows] = sizes.max() / layers * pp
+    return cycle, uneven
 
 
 def _total(seconds: dict[str, Array]) -> Array:

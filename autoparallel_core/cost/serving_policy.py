@@ -72,11 +72,15 @@ def model_dtype(problem: Problem) -> str:
 
 
 def kv_dtype(problem: Problem) -> str:
-    """KV-cache dtype: the user's, the checkpoint's, or the model's."""
+    """KV-cache dtype: the user's, the checkpoint's, what the engine's checkpoints of its format ask for, or the model's."""
     asked = problem.inference.kv_dtype
     if asked and asked != "auto":
         return asked
-    return problem.arch.kv_dtype or model_dtype(problem)
+    if problem.arch.kv_dtype:
+        return problem.arch.kv_dtype
+    quantised = problem.arch.quantization.default_format if problem.arch.quantization else None
+    weights = asked_format(problem) or quantised
+    return "fp8" if weights in policy_for(problem).fp8_cache_formats else model_dtype(problem)
 
 
 def stored_format(problem: Problem, op: Op, weight: Weight) -> WeightFormat:

@@ -23,13 +23,14 @@ Array = NDArray[np.float64]
 def evaluate_inference(problem: Problem, batch: StrategyBatch, host: Host) -> Evaluation:
     """Fits means that one request of the asked length has room in the KV cache of every instance."""
     memory = serving_memory(problem, batch, host)
-    hw = ServingHardware.of(problem)
+    hw = ServingHardware(problem)
     state = steady_state(hw, batch, memory.kv_tokens_per_instance)
     c = problem.constant
     gpus = (batch.tp * batch.attn_dp * batch.pp).astype(np.float64)
     dp = batch.dp.astype(np.float64)
     used = np.sum(list(memory.by_cause.values()), axis=0)
     need = memory.sequence_bytes(float(problem.inference.context_tokens))
+    reserved = used + np.maximum(memory.kv_cache_bytes, need)
     concurrency = problem.inference.concurrency or 0
     fits = memory.max_concurrency >= 1
     low, high = 1 - c("serving_tpot_spread"), 1 + c("serving_tpot_spread")
@@ -66,7 +67,7 @@ def evaluate_inference(problem: Problem, batch: StrategyBatch, host: Host) -> Ev
         total_s=state.tpot_s,
         tokens_per_s_per_gpu=np.where(fits, serving["output_tokens_per_s_per_gpu"], 0.0),
         allocated_bytes=used + np.maximum(memory.kv_cache_bytes, 0.0),
-        reserved_bytes=used + np.maximum(memory.kv_cache_bytes, need),
+        reserved_bytes=np.where(fits, np.minimum(reserved, memory.capacity_bytes), reserved),
         host_bytes_per_node=np.zeros(len(batch)),
         capacity_bytes=memory.capacity_bytes,
         fits=fits,

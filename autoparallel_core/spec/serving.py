@@ -101,4 +101,10 @@ class ServingPolicy:
     sparse_latent_scaled: bool = False
     """An FP8 cache of sparsely attended latents keeps the rotary part in 16 bit, and one fp32 scale per 128 values."""
     alignments: tuple[Alignment, ...] = ()
+    fp8_cache_formats: tuple[str, ...] = ()
+    """Weight formats whose checkpoints, as this engine takes them, ask for an FP8 cache."""
+    throughput_attention_dp: bool = False
+    """The engine's documented recipe for maximum throughput runs MoE models with attention data parallelism."""
+    benchmark_requests: int | None = None
+    """Requests of an offline run in the engine's benchmark documentation."""
     notes: tuple[str, ...] = field(default=())

@@ -72,6 +72,8 @@ class InferenceWorkload:
     concurrency: int | None = None
     """None: as many as fit (offline maximum throughput)."""
     load: Literal["closed", "offline", "static"] = "closed"
+    requests: int | None = None
+    """Requests of an offline run, whose last batch is not full; None: its steady state."""
     precision: str | None = None
     """GEMM precision override; None: what the checkpoint is."""
     kv_dtype: str | None = None
