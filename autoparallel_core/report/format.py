@@ -43,6 +43,11 @@ def parameters(n: float) -> str:
     return f"{n:,.0f}"
 
 
+def count(n: float) -> str:
+    """``1,204``; a fraction keeps one decimal."""
+    return f"{n:,.0f}" if n == int(n) else f"{n:,.1f}"
+
+
 def flops(per_s: float) -> str:
     """``989 TFLOP/s``."""
     return f"{significant(per_s / 1e12)} TFLOP/s"

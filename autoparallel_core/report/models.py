@@ -88,7 +88,7 @@ def print_model(d: Description) -> None:
     q = w["quantization"]
     how = f"{q['method']}, {q['default_format']} ({q['source']})" if q else w["dtype"]
     rows.append(("weights", f"{fmt.memory(w['bytes'])} stored as {how}"))
-    rows.append(("KV cache", f"{kv['bytes_per_token']:,g} bytes per token in {kv['dtype']}"))
+    rows.append(("KV cache", f"{fmt.count(kv['bytes_per_token'])} bytes per token in {kv['dtype']}"))
     if d["state_bytes_per_sequence"]:
         rows.append(("state", f"{fmt.memory(d['state_bytes_per_sequence'])} per sequence"))
     labelled(console, rows)
@@ -110,11 +110,11 @@ def print_model(d: Description) -> None:
             Column("kind", [r["kind"] for r in layers], right=False),
             Column("count", [str(r["count"]) for r in layers]),
             Column("parameters\neach", [f"{r['parameters']:,}" for r in layers]),
-            Column("KV bytes\n/token", [f"{r['kv_bytes_per_token']:,g}" for r in layers]),
+            Column("KV bytes\n/token", [fmt.count(r["kv_bytes_per_token"]) for r in layers]),
             Column("window", [f"{r['kv_limit_tokens']:,}" if r["kv_limit_tokens"] else "" for r in layers]),
             Column(
                 "state\nbytes",
-                [f"{r['state_bytes_per_sequence']:,g}" for r in layers],
+                [fmt.count(r["state_bytes_per_sequence"]) if r["state_bytes_per_sequence"] else "" for r in layers],
                 main=False,
                 words="state {} bytes per sequence",
             ),

@@ -28,6 +28,8 @@ from autoparallel_core.report import format as fmt
         (fmt.bandwidth, 3.35e12, "3.35 TB/s"),
         (fmt.bandwidth, 50e9, "50.0 GB/s"),
         (fmt.flops, 989.4e12, "989 TFLOP/s"),
+        (fmt.count, 2_146_304, "2,146,304"),
+        (fmt.count, 575.5, "575.5"),
         (fmt.change, 1.042, "+4.2%"),
         (fmt.change, 0.94, "−6.0%"),
         (fmt.signed_memory, 9.1e9, "+9.1 GB"),
