@@ -228,12 +228,12 @@ def _strategy(record: RunRecord, spec: EngineSpec, d: Mapping[str, int], mbs: in
     sp = s.get("sequence_parallel")
     if sp is None and d["tp"] > 1:
         notes.append("sequence parallelism not stated: on")
-    _, per_chunk, _ = recompute_modules(s.get("recompute_detail"))
+    _, per_stage, _ = recompute_modules(s.get("recompute_detail"))
     return Strategy(
         tp=d["tp"], sp=int(d["tp"] > 1 and (sp is None or bool(sp))), pp=d["pp"], vpp=d["vpp"] if d["pp"] > 1 else 1, cp=d["cp"],
         ep=d["ep"], etp=d["etp"], dp=d["dp"], shard=_shard(sharding, record.settings, ranks, zero, notes), zero=int(zero),
         mbs=mbs,
-        recompute=RECOMPUTE.index(recompute), recompute_layers=per_chunk * d["vpp"] if recompute == "full" else 0,
+        recompute=RECOMPUTE.index(recompute), recompute_layers=per_stage if recompute == "full" else 0,
         offload=int(bool(record.settings.get("optimizer_cpu_offload"))),
     )  # fmt: skip
 

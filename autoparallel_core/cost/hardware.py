@@ -96,7 +96,7 @@ class TrainingHardware:
 
     @property
     def overlap_loss(self) -> float:
-        return self.problem.constant("fsdp_overlap_loss")
+        return self.problem.constant("overlap_loss")
 
     def gemm(self, *, precise: bool) -> GemmModel:
         """The GEMM model of a quantised or a 16-bit matrix product."""

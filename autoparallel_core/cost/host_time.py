@@ -10,6 +10,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from autoparallel_core.cost.hardware import LOW_PRECISION
 from autoparallel_core.spec.problem import Problem
 
 Array = NDArray[np.float64]
@@ -17,22 +18,28 @@ Array = NDArray[np.float64]
 
 @frozen
 class HostModel:
-    """Seconds per layer and forward pass; the backward launches twice as much."""
+    """Seconds of the host that the kernels may or may not cover."""
 
     launch_s: float
-    launch_moe_s: float
+    """Per operator launched."""
     gap_s: float
+    """Per layer and forward pass, in whatever case."""
     gap_moe_s: float
 
     @classmethod
     def of(cls, problem: Problem) -> HostModel:
         c, soft = problem.constant, problem.software
         if soft.launch_blocking:
-            return cls(0.0, 0.0, c("host_blocking_layer_s"), c("host_blocking_layer_s") + c("host_moe_gap_s"))
+            # Every kernel waits for its launch: nothing runs ahead.
+            return cls(0.0, c("host_blocking_layer_s"), c("host_blocking_layer_s") + c("host_moe_gap_s"))
         left = {"none": 1.0, "partial": c("host_graph_partial"), "full_iteration": c("host_graph_full")}[soft.cuda_graph]
-        return cls(c("host_layer_s") * left, c("host_moe_layer_s") * left, c("host_gap_s") * left, c("host_moe_gap_s") * left)
+        # The other micro-batch's kernels fill the gaps that a synchronisation of this one leaves.
+        moe = c("host_moe_gap_s") * (c("ep_overlap_exposed") if soft.ep_overlap else 1.0)
+        if problem.training.precision in LOW_PRECISION:
+            moe *= 2.0  # every expert GEMM has a cast beside it to launch
+        return cls(c("host_launch_s") * left, c("host_gap_s") * left, moe * left)
 
-    def wait_s(self, kernels_s: Array, *, routed: bool, passes: float) -> Array:
-        """Exposed wait beside ``kernels_s`` of GPU work."""
-        launch = passes * (self.launch_moe_s if routed else self.launch_s)
-        return np.maximum(launch - kernels_s, 0.0) + passes * (self.gap_moe_s if routed else self.gap_s)
+    def wait_s(self, kernels_s: Array, launches: Array, passes: float, *, routed: bool) -> Array:
+        """Exposed wait beside ``kernels_s`` of GPU work, for ``launches`` operators."""
+        gap = self.gap_moe_s + self.gap_s if routed else self.gap_s
+        return np.maximum(launches * self.launch_s - kernels_s, 0.0) + passes * gap

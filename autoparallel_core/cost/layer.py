@@ -61,6 +61,8 @@ class LayerCost:
     """Parameters on one rank of the routed experts, [U]."""
     largest_matrix: Array
     """Elements of the largest local matrix, [U]."""
+    launches: Array
+    """Operators that the host launches in one forward pass, [U]."""
 
     @property
     def forward_s(self) -> Array:
@@ -83,6 +85,7 @@ class _Sum:
     selective: Array
     saved: Array
     saved_selective: Array
+    launches: Array
     gathered: set[tuple[Axis, str]] = field(factory=set)
 
     def add(self, cause: str, forward: Array, backward: Array) -> None:
@@ -99,13 +102,15 @@ def layer_cost(blocks: tuple[Block, ...], mesh: Mesh, hw: TrainingHardware, reco
     """Sum the operators of ``blocks``."""
     u = len(mesh)
     total = _Sum(
-        mesh, hw, recompute, np.zeros((u, len(CAUSES))), np.zeros((u, len(CAUSES))), np.zeros(u), np.zeros(u), np.zeros(u)
-    )
+        mesh, hw, recompute, np.zeros((u, len(CAUSES))), np.zeros((u, len(CAUSES))), np.zeros(u), np.zeros(u), np.zeros(u),
+        np.zeros(u),
+    )  # fmt: skip
     for block in blocks:
         total.gathered.clear()
         for op in block.ops:
             before = total.forward.sum(axis=1)
             if price := _PRICE.get(op.kind):
+                total.launches += _launches(op, low=hw.low_precision)
                 price(total, block, op)
             share = recompute.share(op, block)
             if share:
@@ -124,7 +129,13 @@ def layer_cost(blocks: tuple[Block, ...], mesh: Mesh, hw: TrainingHardware, reco
         dense_params=dense,
         expert_params=expert,
         largest_matrix=largest,
+        launches=total.launches,
     )
+
+
+def _launches(op: Op, *, low: bool) -> float:
+    """Kernels launched one by one: a quantised GEMM also casts its input."""
+    return 2.0 if low and (isinstance(op, ExpertGemm) or (isinstance(op, Gemm) and not op.precise)) else 1.0
 
 
 def parameters(blocks: tuple[Block, ...], mesh: Mesh) -> tuple[Array, Array, Array]:

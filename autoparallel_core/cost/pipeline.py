@@ -10,19 +10,26 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from autoparallel_core.cost.stage_costs import Stages
+
 Array = NDArray[np.float64]
 
 
-def bubble_s(schedule: str, p: Array, v: Array, forward_s: Array, backward_s: Array) -> Array:
-    """Idle seconds per step on every rank; ``backward_s`` is B + W."""
-    idle_1f1b = (p - 1) / v * (forward_s + backward_s)
+def bubble_s(schedule: str, p: Array, v: Array, stages: Stages, of_row: NDArray[np.int64]) -> Array:
+    """Idle seconds of the slowest stage per step, [S].
+
+    With one chunk per stage the other stages fill and drain the pipeline; with more, only the first row of chunks.
+    """
+    forward_s, backward_s = stages.fill_forward[of_row], stages.fill_backward[of_row]
+    others = p * (forward_s + backward_s) - (stages.forward + stages.backward)[of_row]
+    idle_1f1b = np.where(v > 1, (p - 1) * (forward_s + backward_s), others)
     if schedule == "zero_bubble":
         # W fills the drain: (p-1)(F + B - W), with W = B = half of the backward.
-        return (p - 1) * forward_s
-    if schedule == "dualpipe_v":
+        idle_1f1b = (p - 1) * forward_s
+    elif schedule == "dualpipe_v":
         # (p/2 - 1)(F&B + B - 3W) of the bidirectional schedule, on its two chunks per rank.
-        return np.maximum(p / 2 - 1, 0.0) * np.maximum(forward_s + backward_s - backward_s, 0.25 * forward_s)
-    return idle_1f1b
+        idle_1f1b = np.maximum(p / 2 - 1, 0.0) * np.maximum(forward_s + backward_s - backward_s, 0.25 * forward_s)
+    return np.where(p > 1, np.maximum(idle_1f1b, 0.0), 0.0)
 
 
 def in_flight(schedule: str, p: Array, v: Array, m: Array, stage: Array) -> Array:

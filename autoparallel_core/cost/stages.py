@@ -11,6 +11,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from autoparallel_core.cost.model_flops import forward_flops_per_token
 from autoparallel_core.spec.arch import ModelArch
 
 
@@ -28,30 +29,50 @@ class StageLayout:
     """Position of the stage in the pipeline, [P]."""
     mean_counts: NDArray[np.float64]
     """Layers by class of the average stage, [C]."""
+    fill_counts: NDArray[np.float64]
+    """Layers by class of the average chunk in the first row (chunks 0 … pp−1): what fills and drains the pipeline, [C]."""
     layers_per_stage: tuple[int, ...]
     """All stages, in order."""
+    chunk_layers: tuple[int, ...]
+    """Layers of every virtual stage, in order."""
+
+    @property
+    def chunks(self) -> int:
+        return len(self.chunk_layers)
 
 
-def split_layers(n_layers: int, chunks: int, *, embedding_as_layer: bool = False) -> tuple[int, ...]:
+def split_layers(
+    n_layers: int, chunks: int, *, ends: tuple[float, float] = (0.0, 0.0), embedding_as_layer: bool = False
+) -> tuple[int, ...]:
     """Layers per virtual stage, first to last.
 
     Even when it divides. With ``embedding_as_layer`` the embedding and the loss each take a layer's place.
-    Otherwise the missing layers are taken from the ends, the last first: its head and loss, then the embedding,
-    cost about a layer each (what hand-written pipeline layouts do).
+    Otherwise the layers missing from an even split are taken one by one from the fullest chunk, where ``ends`` says what
+    the embedding and the head (with the layers for multi-token prediction) cost in layers: what hand-written pipeline
+    layouts do. Of equals, the last gives first.
     """
     if embedding_as_layer and chunks > 1 and (n_layers + 2) % chunks == 0:
         per = (n_layers + 2) // chunks
         return (per - 1, *([per] * (chunks - 2)), per - 1)
     per = -(-n_layers // chunks)
     out = [per] * chunks
-    order = [i for pair in zip(range(chunks - 1, -1, -1), range(chunks), strict=True) for i in pair]
-    missing = per * chunks - n_layers
-    for i in dict.fromkeys(order):
-        if not missing:
-            break
-        out[i] -= 1
-        missing -= 1
+    for _ in range(per * chunks - n_layers):
+        load = [n + (ends[0] if i == 0 else 0.0) + (ends[1] if i == chunks - 1 else 0.0) for i, n in enumerate(out)]
+        out[max((i for i in range(chunks) if out[i]), key=lambda i: (load[i], i))] -= 1
     return tuple(out)
+
+
+@lru_cache(maxsize=256)
+def ends_in_layers(arch: ModelArch) -> tuple[float, float]:
+    """FLOPs of the embedding's and of the head's end, in average layers at a short sequence.
+
+    The embedding costs next to nothing but counts as more than that, so that of equal chunks its one is relieved.
+    """
+    seq_len = 4096
+    layer = sum(forward_flops_per_token(x.ops, seq_len) * len(where) for x, where in arch.layer_classes()) / arch.num_layers
+    head = forward_flops_per_token(arch.epilogue.ops, seq_len)
+    extra = sum(forward_flops_per_token(x.ops, seq_len) + head for x in arch.mtp)
+    return 0.01, (head + extra) / layer if layer else 0.0
 
 
 @lru_cache(maxsize=4096)
@@ -61,11 +82,15 @@ def stage_layout(arch: ModelArch, pp: int, vpp: int, *, embedding_as_layer: bool
     of_layer = np.zeros(arch.num_layers, dtype=np.int64)
     for c, (_, where) in enumerate(classes):
         of_layer[list(where)] = c
-    split = split_layers(arch.num_layers, pp * vpp, embedding_as_layer=embedding_as_layer)
+    split = split_layers(arch.num_layers, pp * vpp, ends=ends_in_layers(arch), embedding_as_layer=embedding_as_layer)
     counts = np.zeros((pp, len(classes)))
+    fill = np.zeros(len(classes))
     start = 0
     for chunk, n in enumerate(split):
-        counts[chunk % pp] += np.bincount(of_layer[start : start + n], minlength=len(classes))
+        here = np.bincount(of_layer[start : start + n], minlength=len(classes))
+        counts[chunk % pp] += here
+        if chunk < pp:
+            fill += here / pp
         start += n
     seen: dict[tuple[float, ...], int] = {}
     for i in range(pp):
@@ -77,5 +102,7 @@ def stage_layout(arch: ModelArch, pp: int, vpp: int, *, embedding_as_layer: bool
         last=(index == pp - 1).astype(np.float64),
         index=index.astype(np.float64),
         mean_counts=counts.mean(axis=0),
+        fill_counts=fill,
         layers_per_stage=tuple(int(n) for n in counts.sum(axis=1)),
+        chunk_layers=split,
     )

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from autoparallel_core.spec.cluster import Cluster
 
 Array = NDArray[np.float64]
+RING_STEP_S = 2e-6
+"""One hop of a ring inside the scale-up domain: NCCL, a few microseconds per step of the low-latency protocol (assumed)."""
 
 
 @frozen
@@ -62,13 +64,26 @@ class Network:
             size > 1, np.where(self.inside(size, stride), self.scale_up_latency_s, self.scale_up_latency_s + outer), 0.0
         )
 
+    def ring_latency(self, size: Array, stride: Array | float) -> Array:
+        """Seconds before a ring all-gather or reduce-scatter over the group moves at full rate: one step per rank.
+
+        Inside the scale-up domain a constant; across domains every rank is a hop, most of them inside a domain.
+        """
+        domains = np.maximum(1.0, size * stride / self.domain)
+        hops = (domains - 1.0) * self.scale_out_latency_s + (size - domains) * RING_STEP_S
+        return np.where(size > 1, self.scale_up_latency_s + np.where(self.inside(size, stride), 0.0, hops), 0.0)
+
+    def bytes_s(self, full_bytes: Array, size: Array, stride: Array | float) -> Array:
+        """All-gather to, or reduce-scatter of, ``full_bytes`` per rank, without latency."""
+        return (size - 1) / size * full_bytes / self.bus(size, stride)
+
     def gather(self, full_bytes: Array, size: Array, stride: Array | float) -> Array:
         """All-gather to, or reduce-scatter of, ``full_bytes`` per rank."""
-        return (size - 1) / size * full_bytes / self.bus(size, stride) + self.latency(size, stride)
+        return self.bytes_s(full_bytes, size, stride) + self.ring_latency(size, stride)
 
-    def all_reduce(self, full_bytes: Array, size: Array, stride: Array | float) -> Array:
-        """As reduce-scatter followed by all-gather."""
-        return 2 * self.gather(full_bytes, size, stride)
+    def all_reduce(self, full_bytes: Array, size: Array, stride: Array | float, *, calls: Array | float = 1.0) -> Array:
+        """In ``calls`` pieces; across domains trees keep the latency logarithmic (NCCL's choice for all-reduce)."""
+        return 2 * (self.bytes_s(full_bytes, size, stride) + calls * self.latency(size, stride))
 
     def send(self, n_bytes: Array, stride: Array | float) -> Array:
         """Point to point between neighbours ``stride`` apart."""
