@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from autoparallel_core.search.result import SearchResult
     from autoparallel_core.spec.arch import Block, Layer
     from autoparallel_core.spec.config import ConfigView
+    from autoparallel_core.spec.launch import Launch
     from autoparallel_core.spec.problem import Problem
     from autoparallel_core.spec.rule import Rule
     from autoparallel_core.spec.space import Space
@@ -82,9 +83,10 @@ class HookCalls(ABC):
         """Launch files by relative path, None when the engine writes none."""
         return self.first("engines", "export", problem=problem, strategy=strategy, options=options)
 
-    def read(self, files: Mapping[str, str], engine: str | None = None) -> Mapping[str, Any] | None:
+    def read(self, files: Mapping[str, str], engine: str | None = None, problem: Problem | None = None) -> Launch | None:
         """What launch files say, None when no plugin knows their format."""
-        return self.first("engines", "read", files=files, engine=engine)
+        launch: Launch | None = self.first("engines", "read", files=files, engine=engine, problem=problem)
+        return launch
 
     def plan(self, planner: str, problem: Problem, options: Mapping[str, Any]) -> SearchResult | None:
         """The result of the named planner, None when no plugin has it."""

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from autoparallel_core.spec.arch import Block, Layer
     from autoparallel_core.spec.cluster import Gpu
     from autoparallel_core.spec.config import ConfigView
+    from autoparallel_core.spec.launch import Launch
     from autoparallel_core.spec.problem import EngineSpec, Problem
     from autoparallel_core.spec.rule import Rule
     from autoparallel_core.spec.space import Space
-    from autoparallel_core.spec.strategy import StrategyBatch
+    from autoparallel_core.spec.strategy import Strategy, StrategyBatch
 
     FloatArray = NDArray[np.float64]
 
@@ -259,8 +260,12 @@ class EngineHooks:
         """
 
     @hookspec
-    def export(self, problem: Problem, strategy: Any, options: Mapping[str, Any]) -> Mapping[str, str] | None:
+    def export(self, problem: Problem, strategy: Strategy, options: Mapping[str, Any]) -> Mapping[str, str] | None:
         r"""Launch files as ``{relative path: text}`` for one strategy. At most one plugin may answer.
+
+        ``options`` may hold ``model`` (what the engine is to load: a path or public name), ``config`` (the model's
+        config.json fields, for what the engine wants stated), ``figures`` (sentences for the head of each file) and
+        ``question`` (flags of the command that state the problem again). ``autoparallel_core.launch.write`` has the usual parts.
 
         Example::
 
@@ -272,21 +277,25 @@ class EngineHooks:
         """
 
     @hookspec
-    def read(self, files: Mapping[str, str], engine: str | None) -> Mapping[str, Any] | None:
-        r"""Strategy, engine and workload found in launch files ``{name: text}``, or None when the format is not this engine's.
+    def read(self, files: Mapping[str, str], engine: str | None, problem: Problem | None) -> Launch | None:
+        r"""What launch files ``{name: text}`` say, or None when they start another engine.
 
-        ``engine`` is the one the user named, None when the format has to tell. At most one plugin may answer.
+        ``engine`` is the one the user named, None when the format has to tell. The hook is called twice: first with
+        ``problem`` None, to learn model, machines and workload; then with the problem made of them, for the strategy
+        (which may depend on the model). ``autoparallel_core.launch`` takes scripts, manifests and documents apart.
+        Raise SpecError for a file of this engine that cannot be read.
 
         Example::
 
             @hookimpl
-            def read(files, engine):
+            def read(files, engine, problem):
                 text = files.get("launch.sh", "")
                 found = re.search(r"toy-train --tp (\d+) --pp (\d+) --dp (\d+)", text)
                 if found is None or engine not in {None, "toy"}:
                     return None
                 tp, pp, dp = map(int, found.groups())
-                return {"engine": "toy", "strategy": Strategy(tp=tp, sp=int(tp > 1), pp=pp, dp=dp)}
+                strategy = Strategy(tp=tp, sp=int(tp > 1), pp=pp, dp=dp)
+                return Launch(engine="toy", form="launch script", strategy=strategy, n_gpus=strategy.world)
         """
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from autoparallel_core.spec.arch import Block, Layer
 from autoparallel_core.spec.cluster import Gpu
+from autoparallel_core.spec.launch import Launch
 from autoparallel_core.spec.problem import EngineSpec
 from autoparallel_core.spec.rule import Rule
 from autoparallel_core.spec.space import Space
@@ -193,6 +194,15 @@ def check_files(result: Any, _: Mapping[str, Any]) -> str | None:
     return f"path '{bad}' leaves the target directory" if bad else None
 
 
+def check_launch(result: Any, arguments: Mapping[str, Any]) -> str | None:
+    """``read``: a Launch, with its strategy once the problem is known."""
+    if not isinstance(result, Launch):
+        return f"must return Launch, not {kind_of(result)}"
+    if arguments["problem"] is not None and result.strategy is None:
+        return "must return a Launch with a strategy when it is given the problem"
+    return None
+
+
 def check_result(result: Any, _: Mapping[str, Any]) -> str | None:
     """``plan``: a SearchResult."""
     from autoparallel_core.search.result import SearchResult
@@ -215,7 +225,7 @@ CHECKS: Mapping[str, Check] = {
     "memory": check_arrays,
     "adjust_cost": check_arrays,
     "export": check_files,
-    "read": lambda r, _: _mapping(r, object, "str → value"),
+    "read": check_launch,
     "planners": lambda r, _: _mapping(r, str, "planner name → sentence"),
     "plan": check_result,
 }

@@ -31,6 +31,8 @@ COMMANDS: dict[str, Command] = {
     c.name: c
     for c in (
         Command("explain", f"{_ROOM}.explain", "where one strategy's time and memory go, and what would help most"),
+        Command("check", f"{_ROOM}.check", "whether a launch script or a strategy is legal and fits, before it runs"),
+        Command("export", f"{_ROOM}.export", "write the launch files of a strategy"),
         Command("validate", f"{_ROOM}.validate", "predict measured runs and compare"),
         Command("models", f"{_ROOM}.models", "list the models known by name, or show one"),
         Command("gpus", f"{_ROOM}.gpus", "list the GPU presets, or show one with its sources"),

@@ -24,6 +24,7 @@ from autoparallel_core.search.space import enumerate_space
 from autoparallel_core.spec import blocks
 from autoparallel_core.spec.cluster import Gpu
 from autoparallel_core.spec.config import ConfigView
+from autoparallel_core.spec.launch import Launch
 from autoparallel_core.spec.problem import EngineSpec, Problem
 from autoparallel_core.spec.rule import Rule
 from autoparallel_core.spec.space import Space
@@ -35,7 +36,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "hooks.md"
 HOOKS = [(group, hook) for group, specs in HOOKS_BY_GROUP.items() for hook in hooks_of(specs)]
 NAMES = {
     "np": np, "re": re, "time": time, "Path": Path, "hookimpl": hookimpl, "Gpu": Gpu, "EngineSpec": EngineSpec, "Rule": Rule,
-    "Space": Space, "Strategy": Strategy, "SearchResult": SearchResult, "explain_strategy": explain_strategy,
+    "Launch": Launch, "Space": Space, "Strategy": Strategy, "SearchResult": SearchResult, "explain_strategy": explain_strategy,
     "enumerate_space": enumerate_space, "rules_for": rules_for, "attention_block": blocks.attention_block,
     "mlp_block": blocks.mlp_block, "moe_block": blocks.moe_block, "__file__": __file__,
 }  # fmt: skip
@@ -150,7 +151,9 @@ def test_export_and_read_examples_are_inverse(host: Host, problem: Problem) -> N
     strategy = parse_strategy("tp8 pp2 dp2 mbs1")
     files = host.export(problem, strategy, {})
     assert files == {"launch.sh": "toy-train --tp 8 --pp 2 --dp 2\n"}
-    assert host.read(files) == {"engine": "toy", "strategy": strategy}
+    found = host.read(files, problem=problem)
+    assert found is not None
+    assert (found.engine, found.strategy, found.n_gpus) == ("toy", strategy, 32)
     assert host.read({"other.yaml": "x: 1"}) is None
 
 

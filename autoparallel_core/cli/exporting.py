@@ -1,0 +1,69 @@
+"""From a plan to files on disk, for the commands that export."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoparallel_core.errors import SpecError
+
+if TYPE_CHECKING:
+    from autoparallel_core.host import Host
+    from autoparallel_core.search.result import Plan
+    from autoparallel_core.spec.problem import Problem
+
+
+def export_plan(args: argparse.Namespace, problem: Problem, plan: Plan, host: Host, directory: str) -> list[Path]:
+    """Write the launch files of one plan; their paths.
+
+    Raises:
+        SpecError: the engine writes none, or files are in the way.
+    """
+    from autoparallel_core.launch.write import write_files
+
+    options: dict[str, Any] = {**model_options(args, host), "figures": figures(problem, plan)}
+    options["question"] = _question(args, problem)
+    files = host.export(problem, plan.strategy, options)
+    if files is None:
+        raise SpecError(f"engine {problem.engine.name} writes no launch files")
+    if plan.verdict == "does not fit":
+        print(f"autoparallel: warning: {plan.strategy} does not fit; 'autoparallel check' says why", file=sys.stderr)
+    return write_files(Path(directory).expanduser(), files, force=args.force)
+
+
+def model_options(args: argparse.Namespace, host: Host) -> dict[str, Any]:
+    """``model`` and ``config`` for the export hook: what the engine loads, and the fields of its config file."""
+    from autoparallel_core.model_source import from_catalogue, looks_like_path, read_config_files
+
+    source = args.model_path or args.model
+    if not source:
+        return {"model": None, "config": {}}
+    if args.model_path or looks_like_path(source):
+        path = Path(source).expanduser().resolve()
+        _, config, _ = read_config_files(path)
+        directory = path if path.is_dir() else path.parent if path.name == "config.json" else None
+        return {"model": str(directory or path.stem), "config": config}
+    name, config = from_catalogue(source, host.catalogue())
+    return {"model": name, "config": config}
+
+
+def figures(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """The prediction in a sentence, for the head of every file."""
+    per_gpu = f"{plan.memory.reserved_bytes / 1e9:,.1f} of {plan.memory.capacity_bytes / 1e9:,.1f} GB per GPU"
+    if plan.training is not None:
+        f = plan.training
+        what = f"step {f.step_s:.3g} s, {f.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, MFU {100 * f.mfu:.1f}%"
+        batch = f"{problem.training.global_batch_size:,} sequences of {problem.training.seq_len:,} tokens per step"
+        return (f"Predicted: {what}; {per_gpu} ({plan.verdict}). {batch}, {f.micro_batches:,} micro-batches.",)
+    assert plan.serving is not None, "a plan holds figures of one mode"
+    s = plan.serving
+    what = f"{s.output_tokens_per_s_per_gpu:,.0f} output tokens/s per GPU, TTFT {s.ttft_s:.3g} s, TPOT {1e3 * s.tpot_s:.3g} ms"
+    return (f"Predicted: {what}; KV cache of {s.kv_tokens_per_instance:,} tokens per instance ({plan.verdict}).",)
+
+
+def _question(args: argparse.Namespace, problem: Problem) -> str:
+    from autoparallel_core.cli.asked import restated
+
+    return restated(args, problem)
