@@ -5,9 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from tests.golden.golden import PREDICTIONS, predict, write
+from golden.golden import PREDICTIONS, predict, write
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--write", action="store_true", help="accept today's predictions")

@@ -16,7 +16,8 @@ GPUS = {"A100-SXM-80GB": "a100-sxm-80gb", "A100-SXM-40GB": "a100-sxm-40gb", "H10
 EFFICIENCY = float(sys.argv[1]) if len(sys.argv) > 1 else 0.5  # the peer's own comment: about 0.5 for training
 
 
-def ask(row):
+def ask(row: dict) -> dict | None:
+    """The peer's answer to one record, None when it cannot express it."""
     m, s, w = row["model"], row["strategy"], row["workload"]
     if row["cluster"]["gpu"] not in GPUS or m.get("n_routed_experts") or w["precision"] not in ("bf16", "fp16"):
         return None
@@ -32,7 +33,8 @@ def ask(row):
     analysis = LLMAnalysis(
         model, get_gpu_config_by_name(GPUS[row["cluster"]["gpu"]]), get_dtype_config_by_name("w16a16e16"),
         ParallelismConfig(tp_size=tp, pp_size=pp, dp_size=dp, sp_size=tp if s["sequence_parallel"] else 1),
-        flops_efficiency=EFFICIENCY, hbm_memory_efficiency=0.9, intra_node_memory_efficiency=0.8, inter_node_memory_efficiency=0.8,
+        flops_efficiency=EFFICIENCY, hbm_memory_efficiency=0.9, intra_node_memory_efficiency=0.8,
+        inter_node_memory_efficiency=0.8,
     )  # fmt: skip
     start = time.perf_counter()
     out = analysis.training(

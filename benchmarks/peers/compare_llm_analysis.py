@@ -58,6 +58,5 @@ for name, predicted, seconds in (
     ("autoparallel", ours, our_s),
 ):
     e = sorted(errors(predicted))
-    print(
-        f"{name:32} median {median(e):6.1%}  mean {mean(e):6.1%}  p90 {e[int(0.9 * len(e))]:6.1%}  {seconds * 1e3:6.2f} ms a question"
-    )
+    spread = f"median {median(e):6.1%}  mean {mean(e):6.1%}  p90 {e[int(0.9 * len(e))]:6.1%}"
+    print(f"{name:32} {spread}  {seconds * 1e3:6.2f} ms a question")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.golden.golden import PREDICTIONS, predict
+from golden.golden import PREDICTIONS, predict
 
 
 @pytest.fixture(scope="module")
