@@ -99,12 +99,13 @@ def _print_memory(console: Console, plan: Plan) -> None:
         for part in parts
     ]
     print_bands(console, columns)
-    put(
-        console,
-        f"Stage {memory.deciding.stage} decides: {fmt.memory(memory.allocated_bytes)} allocated, "
-        f"{fmt.memory(memory.reserved_bytes)} with allocator slack, context and communicators; "
-        f"{fmt.signed_memory(memory.margin_bytes)} to the limit.",
-    )
+    if plan.serving is None:
+        put(
+            console,
+            f"Stage {memory.deciding.stage} decides: {fmt.memory(memory.allocated_bytes)} allocated, "
+            f"{fmt.memory(memory.reserved_bytes)} with allocator slack, context and communicators; "
+            f"{fmt.signed_memory(memory.margin_bytes)} to the limit.",
+        )
     if len(memory.stages) < plan.strategy.pp:
         put(console, "Stages with the same layers are shown once, by the earliest: it holds the most micro-batches in flight.")
     if memory.host_bytes_per_node:
