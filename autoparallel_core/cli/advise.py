@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from attrs import evolve
+
 from autoparallel_core.cli.flags import add_problem_flags
 from autoparallel_core.cli.hosting import host_of, print_warnings
 from autoparallel_core.cli.values import whole
@@ -44,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
         else:
             result = search(question.problem(), planner=args.planner or "grid", top=args.top, host=host, progress=progress)
             found = Shortfall() if result.fitting else look_further(question, progress)
+            if found.too_slow is not None:  # it misses a limit by less than anything misses the memory
+                result = evolve(result, nearest_miss=found.too_slow)
     print_warnings(host)
     _print(args, question, result, found)
     return 0

@@ -93,6 +93,9 @@ def test_a_latency_limit_that_nothing_meets_is_named(cli, small):
         r"latency: the nearest strategy that fits, tp\d+ .*, has TPOT .* where at most 10.0 µs is allowed", ran.words
     )
     assert "TPOT limit" in ran.words
+    body = cli(*small, "--mode", "inference", "--infer-batch-size", "64", "--tpot-ms", "0.01", "--json").json
+    assert body["nearest_miss"]["strategy"] in body["missing"][0]
+    assert body["nearest_miss"]["verdict"] == "fits"
     assert cli(*small, "--mode", "inference", "--infer-batch-size", "64", "--tpot-ms", "10000").code == 0
 
 
