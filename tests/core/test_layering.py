@@ -199,7 +199,7 @@ def loaded_after(code: str) -> set[str]:
     return set(done.stderr.splitlines())
 
 
-HEAVY = {"numpy", "torch", "scipy", "transformers"}
+HEAVY = {"numpy", "torch", "scipy", "transformers", "highspy"}
 
 
 def test_import_is_light() -> None:
