@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(report.explanation_document(problem, model, plan, changes, sources=args.sources))
     else:
         rows = report.source_rows(problem) if args.sources else ()
-        extra = [("Strategy", f"{plan.strategy} · {chosen}")]
+        extra = [("Strategy", f"{plan.notation} · {chosen}")]
         report.print_explanation(make_console(), problem, model["parameters"], plan, changes, extra=extra, sources=rows)
     print_warnings(host)
     return 0

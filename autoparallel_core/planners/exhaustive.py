@@ -22,6 +22,7 @@ from autoparallel_core.search.explain import plan_at
 from autoparallel_core.search.rank import NearestMiss, ParetoFront, TopK
 from autoparallel_core.search.result import Plan, SearchResult
 from autoparallel_core.search.space import Tally, enumerate_space, require_some
+from autoparallel_core.search.variants import SEARCHED, fold
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.space import Space
 from autoparallel_core.spec.strategy import StrategyBatch
@@ -47,15 +48,16 @@ def grid_search(
     progress: Callable[[int, int], None] | None = None,
     first_fit: bool = False,
     price: Evaluate = evaluate,
+    distinct: bool = True,
 ) -> SearchResult:
-    """Enumerate, refuse, price, rank.
+    """Enumerate, refuse, price, rank. ``distinct`` folds near-identical strategies into one (:mod:`variants`).
 
     Raises:
         SpecError: nothing divides (the message names a batch that would), or the GPU lacks what the workload needs.
         PluginContract: a plugin's rule or delta breaks its contract.
     """
     started = time.perf_counter()
-    tally, best = Tally(), _Best(problem, top)
+    tally, best = Tally(), _Best(problem, top * SEARCHED if distinct else top)
     for batch in enumerate_space(problem, space, rules, tally=tally):
         best.add(price(problem, batch, host))
         if progress is not None:
@@ -64,6 +66,8 @@ def grid_search(
             break
     require_some(problem, space, tally)
     plans = _plans(problem, best.top.ranked()[0], host, price)
+    if distinct:
+        plans = fold(plans, top)
     miss: list[Plan] = []
     if not plans and best.miss.strategy is not None:
         miss = _plans(problem, StrategyBatch.of([best.miss.strategy]), host, price)

@@ -37,11 +37,24 @@ def with_reasons(problem: Problem, plans: Sequence[Plan]) -> list[Plan]:
     out = []
     for i, plan in enumerate(plans):
         after = plans[i + 1] if i + 1 < len(plans) else None
-        sentences = [exposed(plan), memory(problem, plan)]
+        sentences = [exposed(plan), memory(problem, plan), stands_for(plan)]
         if after is not None:
             sentences.append(next_best(problem, plan, after))
         out.append(evolve(plan, reasons=(*plan.reasons, *(s for s in sentences if s))))
     return out
+
+
+def stands_for(plan: Plan) -> str:
+    """The near-identical strategies that were folded into this one; nothing when there are none."""
+    if not plan.variants:
+        return ""
+    mine = set(plan.notation.split())
+    changes = [
+        " ".join(w for w in str(v).split() if w not in mine) or "without " + " ".join(mine - set(str(v).split()))
+        for v in plan.variants
+    ]
+    shown = "; ".join(changes[:3]) + (f"; and {len(changes) - 3} more" if len(changes) > 3 else "")
+    return f"as fast within one percent: {shown}"
 
 
 def exposed(plan: Plan) -> str:
@@ -76,7 +89,7 @@ def memory(problem: Problem, plan: Plan) -> str:
 
 def next_best(problem: Problem, plan: Plan, after: Plan) -> str:
     """How the plan ranked next differs, and by which cost it loses."""
-    name = f"next best: {after.strategy}"
+    name = f"next best: {after.notation}"
     mine, other = speed(problem, plan), speed(problem, after)
     ratio = other / mine if mine else 1.0
     if ratio > 1 - TIE:

@@ -83,7 +83,7 @@ def print_answer(
     print_bands(console, columns_of(problem, plans))
     heading(console, "Why these")
     for i, plan in enumerate(plans[:_REASONED]):
-        put(console, f"#{i + 1} {plan.strategy}{_lead(problem, plans, i)}", style="bold")
+        put(console, f"#{i + 1} {plan.notation}{_lead(problem, plans, i)}", style="bold")
         bullets(console, (*plan.reasons, *(plan.serving.notes if plan.serving else ())), indent=3)
     if pareto:
         room = "free memory" if problem.mode == "training" else "room for requests"

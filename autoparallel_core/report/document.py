@@ -99,7 +99,7 @@ def plan_document(plan: Plan, rank: int | None = None) -> dict[str, Any]:
     """One strategy: its notation, its axes, and what it achieves."""
     return {
         "rank": rank,
-        "strategy": str(plan.strategy),
+        "strategy": plan.notation,
         "axes": asdict(plan.strategy),
         "verdict": plan.verdict,
         "tokens_per_s_per_gpu": plan.throughput,
@@ -109,6 +109,7 @@ def plan_document(plan: Plan, rank: int | None = None) -> dict[str, Any]:
         "training": asdict(plan.training) if plan.training else None,
         "serving": serving_document(plan.serving) if plan.serving else None,
         "reasons": list(plan.reasons),
+        "variants": [str(v) for v in plan.variants],
     }
 
 

@@ -41,7 +41,7 @@ def print_explanation(
 ) -> None:
     """Print the whole explanation; ``sources`` are rows of :func:`source_rows`."""
     print_header(console, problem, parameters, assumptions=problem.assumptions, extra=extra)
-    heading(console, str(plan.strategy))
+    heading(console, plan.notation)
     print_figures(console, columns_of(problem, [plan], ranked=False)[1:])
     bullets(console, (*plan.reasons, *(plan.serving.notes if plan.serving else ())), indent=2)
     _print_time(console, problem, plan)

@@ -60,7 +60,7 @@ def _too_slow(result: SearchResult, plan: Plan) -> str:
         for name, value, limit in (("TTFT", figures.ttft_s, work.ttft_limit_s), ("TPOT", figures.tpot_s, work.tpot_limit_s))
         if limit is not None and value > limit
     ]
-    return f"latency: the nearest strategy that fits, {plan.strategy}, has {' and '.join(over)}"
+    return f"latency: the nearest strategy that fits, {plan.notation}, has {' and '.join(over)}"
 
 
 def _gpus_needed(result: SearchResult, found: MinNodes) -> str:

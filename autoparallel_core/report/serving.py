@@ -33,7 +33,7 @@ def serving_columns(plans: Sequence[Plan], *, ranked: bool = True) -> list[Colum
 
     return [
         *rank,
-        Column("strategy", [str(p.strategy) for p in plans], right=False, words="{}"),
+        Column("strategy", [p.notation for p in plans], right=False, words="{}"),
         column(
             "output\ntok/s/GPU",
             [fmt.significant(f.output_tokens_per_s_per_gpu, 4) for f in figures],

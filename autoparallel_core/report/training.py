@@ -70,7 +70,7 @@ def training_columns(problem: Problem, plans: Sequence[Plan], *, ranked: bool = 
     tokens = [f"{p.strategy.mbs * seq_len // p.strategy.cp:,}" for p in plans]
     return [
         *rank,
-        Column("strategy", [str(p.strategy) for p in plans], right=False, words="{}"),
+        Column("strategy", [p.notation for p in plans], right=False, words="{}"),
         Column(
             "tokens/s\n/GPU",
             [fmt.significant(f.tokens_per_s_per_gpu, 4) for f in figures],

@@ -115,6 +115,14 @@ class Plan:
     serving: ServingFigures | None = None
     reasons: tuple[str, ...] = ()
     """Sentences: what is exposed, what binds, what the next best would be."""
+    variants: tuple[Strategy, ...] = ()
+    """Strategies of the same degrees and nearly the same speed that this one stands for."""
+
+    @property
+    def notation(self) -> str:
+        """The strategy in compact notation; a deployment has no micro-batch."""
+        text = str(self.strategy)
+        return text.replace(" mbs1", "") if self.serving else text
 
     @property
     def throughput(self) -> float:
