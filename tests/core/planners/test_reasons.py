@@ -76,7 +76,7 @@ def test_serving_goals_compare_by_their_own_measure() -> None:
     fast, busy = served("tp8 pp1 dp1", 10.0, 1.0, 0.01), served("tp1 pp1 dp8", 40.0, 2.0, 0.03)
     latency = inference(ARCH, 8, osl=101, goal="latency")
     assert next_best(latency, fast, busy) == "next best: tp1 pp1 dp8 is 60.0% slower"
-    assert next_best(inference(ARCH, 8), busy, fast) == "next best: tp8 pp1 dp1 mbs1 is 75.0% slower"
+    assert next_best(inference(ARCH, 8), busy, fast) == "next best: tp8 pp1 dp1 is 75.0% slower"
     half = served("tp4 pp1 dp1", 10.0, 1.0, 0.01)  # half of the GPUs, half of the tokens: the same cost per token
     same = served("tp8 pp1 dp1", 20.0, 1.0, 0.01)
     assert "as fast" in next_best(inference(ARCH, 8, goal="cost"), same, half)
