@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attrs import evolve
 
-from autoparallel_core.callable_module import make_callable
 from autoparallel_core.errors import AutoparallelError, PluginConflict, PluginContract, SpecError, UnknownPlugin
-from autoparallel_core.hook_calls import HookCalls
 from autoparallel_core.hookspecs import GROUPS, PROJECT
-from autoparallel_core.naming import did_you_mean
-from autoparallel_core.plugin_loading import (
+from autoparallel_core.hosting.callable_module import make_callable
+from autoparallel_core.hosting.calls import HookCalls
+from autoparallel_core.hosting.loading import (
     EntryPointLike,
     Group,
     Implementation,
@@ -33,6 +32,7 @@ from autoparallel_core.plugin_loading import (
     load_group,
     where_raised,
 )
+from autoparallel_core.naming import did_you_mean
 
 if TYPE_CHECKING:
     from autoparallel_core.spec.cluster import Gpu

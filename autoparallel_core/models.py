@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autoparallel_core.errors import PluginConflict, SpecError
-from autoparallel_core.model_report import describe
-from autoparallel_core.model_source import from_catalogue, language_fields, looks_like_path, read_config_files
-from autoparallel_core.quant_apply import apply_quantization
-from autoparallel_core.quant_config import checkpoint_dtype, read_quantization
-from autoparallel_core.rotary import rotary_cache_elements
+from autoparallel_core.reading.quant_apply import apply_quantization
+from autoparallel_core.reading.quant_config import checkpoint_dtype, read_quantization
+from autoparallel_core.reading.report import describe
+from autoparallel_core.reading.rotary import rotary_cache_elements
+from autoparallel_core.reading.source import from_catalogue, language_fields, looks_like_path, read_config_files
 from autoparallel_core.spec.arch import Block, Layer, ModelArch
 from autoparallel_core.spec.config import ALIASES, ConfigView
 from autoparallel_core.spec.op import Attention, Elementwise, ExpertGemm, Op, Scan

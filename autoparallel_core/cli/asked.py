@@ -27,7 +27,7 @@ _FROM_WORKLOAD = {
 }  # fmt: skip
 _MODEL_DESTS = tuple(f.dest for f in (*MODEL, *MANUAL))
 _CLUSTER_DESTS = tuple(f.dest for f in CLUSTER)
-_NOT_RESTATED = ("planner", "engine_version")
+_NOT_RESTATED = ("planner",)
 
 
 def read_files(paths: Iterable[str]) -> dict[str, str]:
@@ -149,7 +149,7 @@ def _merge_model(out: argparse.Namespace, launch: Launch, question: argparse.Nam
 
 
 def _loadable(model: str, host: Host) -> str | None:
-    from autoparallel_core.model_source import from_catalogue
+    from autoparallel_core.reading.source import from_catalogue
 
     path = Path(model).expanduser()
     if path.is_file() or (path / "config.json").is_file():
@@ -219,6 +219,7 @@ def _assumed(problem: Problem) -> dict[str, Any]:
     out: dict[str, Any] = {
         "mode": problem.mode,
         "engine": problem.engine.name,
+        "engine_version": problem.engine_version,
         "gpu_type": problem.cluster.gpu.name,
         "n_gpus": problem.cluster.n_gpus,
     }

@@ -35,7 +35,7 @@ def export_plan(args: argparse.Namespace, problem: Problem, plan: Plan, host: Ho
 
 def model_options(args: argparse.Namespace, host: Host) -> dict[str, Any]:
     """``model`` and ``config`` for the export hook: what the engine loads, and the fields of its config file."""
-    from autoparallel_core.model_source import from_catalogue, looks_like_path, read_config_files
+    from autoparallel_core.reading.source import from_catalogue, looks_like_path, read_config_files
 
     source = args.model_path or args.model
     if not source:

@@ -23,7 +23,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from autoparallel_core.cli.progress import Progress
     from autoparallel_core.records import RunRecord, read_records
-    from autoparallel_core.validation import document, predict_records
+    from autoparallel_core.runs.validate import document, predict_records
 
     host = host_of(args)
     rows = list(read_records(args.file))

@@ -9,11 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autoparallel_core.records import RunRecord
+from autoparallel_core.runs.record import RunRecord
 from autoparallel_core.report.console import heading, make_console, put
 from autoparallel_core.report.scatter import scatter
-from autoparallel_core.validation import Prediction
-from autoparallel_core.validation_stats import (
+from autoparallel_core.runs.stats import (
     KEYS,
     Compared,
     ErrorStats,
@@ -24,6 +23,7 @@ from autoparallel_core.validation_stats import (
     memory_pairs,
     verdicts,
 )
+from autoparallel_core.runs.validate import Prediction
 
 QUANTITIES: dict[str, tuple[tuple[str, str], ...]] = {
     "training": (("tokens_per_s_per_gpu", "tokens/s/GPU"),),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from autoparallel_core.errors import AutoparallelError, PluginContract
-from autoparallel_core.plugin_loading import where_raised
+from autoparallel_core.hosting.loading import where_raised
 from autoparallel_core.search.common_rules import holding
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.rule import Rule

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from autoparallel_core.host import Host, host
+from autoparallel_core.hosting.loading import PluginInfo
 from autoparallel_core.naming import did_you_mean
-from autoparallel_core.plugin_loading import PluginInfo
 from autoparallel_core.testing import engines, hardware, models
 
 __all__ = [

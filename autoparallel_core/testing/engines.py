@@ -12,7 +12,7 @@ import numpy as np
 from attrs import evolve
 from packaging.version import InvalidVersion, Version
 
-from autoparallel_core.plugin_contract import check_mask
+from autoparallel_core.hosting.contract import check_mask
 from autoparallel_core.spec.problem import EngineSpec, Problem
 from autoparallel_core.spec.rule import Rule
 from autoparallel_core.spec.space import Space

@@ -11,7 +11,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from autoparallel_core.hookspecs import HOOKS_BY_GROUP
-from autoparallel_core.plugin_loading import hooks_of
+from autoparallel_core.hosting.loading import hooks_of
 
 MARKER = "<!-- below this line: made by python -m autoparallel_core.testing.hook_reference -->"
 EXAMPLE = "Example::"

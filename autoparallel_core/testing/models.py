@@ -11,7 +11,7 @@ from autoparallel_core.spec.config import ConfigView
 
 if TYPE_CHECKING:
     from autoparallel_core.host import Host
-    from autoparallel_core.plugin_loading import PluginInfo
+    from autoparallel_core.hosting.loading import PluginInfo
 
 STRANGER: Mapping[str, Any] = {
     "model_type": "a-type-of-nobody",

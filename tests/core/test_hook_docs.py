@@ -16,7 +16,7 @@ import autoparallel_core as ap
 from autoparallel_core.errors import SpecError
 from autoparallel_core.hookspecs import HOOKS_BY_GROUP, hookimpl
 from autoparallel_core.host import Host, LocalPlugin
-from autoparallel_core.plugin_loading import hooks_of
+from autoparallel_core.hosting.loading import hooks_of
 from autoparallel_core.search.explain import explain_strategy
 from autoparallel_core.search.result import SearchResult
 from autoparallel_core.search.rules import rules_for

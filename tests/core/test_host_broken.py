@@ -11,8 +11,8 @@ from plugin_helpers import engine_plugin, plugin
 from autoparallel_core.errors import PluginContract, SpecError
 from autoparallel_core.hookspecs import HOOKS_BY_GROUP
 from autoparallel_core.host import Host, LocalPlugin
-from autoparallel_core.plugin_contract import CHECKS, check_mask
-from autoparallel_core.plugin_loading import hook_arguments, hooks_of
+from autoparallel_core.hosting.contract import CHECKS, check_mask
+from autoparallel_core.hosting.loading import hook_arguments, hooks_of
 from autoparallel_core.search.rules import apply_rules, violations
 from autoparallel_core.spec.config import ConfigView
 from autoparallel_core.spec.strategy import StrategyBatch

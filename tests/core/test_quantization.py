@@ -4,10 +4,10 @@ import pytest
 
 from autoparallel_core.errors import SpecError
 from autoparallel_core.host import host
-from autoparallel_core.model_report import formats
 from autoparallel_core.models import build_arch
-from autoparallel_core.module_patterns import ModulePatterns, canonical
 from autoparallel_core.ops.params import stored_bytes, weight_bytes
+from autoparallel_core.reading.module_patterns import ModulePatterns, canonical
+from autoparallel_core.reading.report import formats
 from autoparallel_core.spec.op import Axis, Weight
 from autoparallel_core.spec.quantization import weight_format
 

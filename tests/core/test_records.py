@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from autoparallel_core.errors import SpecError
 from autoparallel_core.host import host
-from autoparallel_core.record_problem import Translator
-from autoparallel_core.record_settings import nic_bytes_per_s, recompute_modules, software_changes
-from autoparallel_core.record_weights import deployed_config, own_quantisation
-from autoparallel_core.records import RunRecord, Unreadable, parse_record, read_records, to_problem, version_in
-from autoparallel_core.validation import document, predict_records
+from autoparallel_core.records import RunRecord, Unreadable, parse_record, read_records, to_problem
+from autoparallel_core.runs.record import version_in
+from autoparallel_core.runs.settings import nic_bytes_per_s, recompute_modules, software_changes
+from autoparallel_core.runs.translate import Translator
+from autoparallel_core.runs.validate import document, predict_records
+from autoparallel_core.runs.weights import deployed_config, own_quantisation
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples" / "runs.jsonl"
@@ -400,7 +401,7 @@ def test_a_rule_that_the_run_breaks_is_noted_not_refused():
 
 
 def test_a_defect_costs_one_group_only(monkeypatch):
-    from autoparallel_core import validation
+    from autoparallel_core.runs import validate as validation
 
     original = validation.training_figures
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from autoparallel_core.records import parse_record
 from autoparallel_core.report.scatter import scatter, short
-from autoparallel_core.validation import Prediction
-from autoparallel_core.validation_stats import (
+from autoparallel_core.runs.stats import (
     KEYS,
     ErrorStats,
     Ranking,
@@ -22,6 +21,7 @@ from autoparallel_core.validation_stats import (
     memory_pairs,
     verdicts,
 )
+from autoparallel_core.runs.validate import Prediction
 
 
 def test_errors_by_hand():

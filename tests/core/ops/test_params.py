@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoparallel_core.host import host
-from autoparallel_core.model_report import ranges
 from autoparallel_core.models import build_arch
 from autoparallel_core.ops.params import (
     block_cache,
@@ -17,6 +16,7 @@ from autoparallel_core.ops.params import (
     stored_bytes,
     weight_bytes,
 )
+from autoparallel_core.reading.report import ranges
 from autoparallel_core.spec.arch import Block, CacheTensor, Layer, ModelArch
 from autoparallel_core.spec.op import Axis, Bare, ExpertGemm, Gemm, Lookup, Weight
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from attrs import evolve, field, frozen
 
 from autoparallel_core.errors import AutoparallelError
-from autoparallel_core.record_problem import Translated, Translator
-from autoparallel_core.records import RunRecord, Unreadable
+from autoparallel_core.runs.record import RunRecord, Unreadable
+from autoparallel_core.runs.shared import Translated
+from autoparallel_core.runs.translate import Translator
 
 if TYPE_CHECKING:
     from autoparallel_core.host import Host

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from autoparallel_core.quant_config import QuantPlan
+from autoparallel_core.reading.quant_config import QuantPlan
 from autoparallel_core.spec.arch import Block, Layer, ModelArch
 from autoparallel_core.spec.op import Gemm, Op, Weight
 from autoparallel_core.spec.quantization import Quantization

@@ -10,8 +10,8 @@ from typing import Any
 
 from attrs import frozen
 
-from autoparallel_core.records import RunRecord
-from autoparallel_core.validation import Prediction
+from autoparallel_core.runs.record import RunRecord
+from autoparallel_core.runs.validate import Prediction
 
 Pair = tuple[float, float]
 """(predicted, measured)."""

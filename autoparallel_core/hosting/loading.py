@@ -20,8 +20,8 @@ from attrs import evolve, field, frozen
 
 from autoparallel_core.errors import PluginConflict
 from autoparallel_core.hookspecs import HOOKS_BY_GROUP, PROJECT, hookspec
+from autoparallel_core.hosting.contract import CHECKS, Check
 from autoparallel_core.naming import did_you_mean
-from autoparallel_core.plugin_contract import CHECKS, Check
 
 Status = Literal["loaded", "broken", "disabled"]
 

@@ -10,14 +10,15 @@ from attrs import evolve
 
 from autoparallel_core.cluster import build_cluster
 from autoparallel_core.errors import SpecError, UnknownPlugin
-from autoparallel_core.record_weights import deployed_config
+from autoparallel_core.runs.shared import Translated, count_of
+from autoparallel_core.runs.weights import deployed_config
 from autoparallel_core.search.facts import has_latent_attention, is_moe
 from autoparallel_core.spec.strategy import Strategy
 from autoparallel_core.spec.workload import InferenceWorkload
 
 if TYPE_CHECKING:
-    from autoparallel_core.record_problem import Translated, Translator
-    from autoparallel_core.records import RunRecord
+    from autoparallel_core.runs.record import RunRecord
+    from autoparallel_core.runs.shared import Shared
     from autoparallel_core.spec.arch import ModelArch
     from autoparallel_core.spec.cluster import Cluster, Gpu
     from autoparallel_core.spec.serving import ServingPolicy
@@ -29,56 +30,52 @@ BUDGET = frozenset({"kv_cache_gib_per_gpu", "kv_tokens"})
 SHORT_REQUEST = 128
 
 
-def translate_serving(translator: Translator, record: RunRecord) -> Translated:
+def translate_serving(shared: Shared, record: RunRecord) -> Translated:
     """Raises SpecError when the record does not say enough to be priced."""
-    from autoparallel_core.record_problem import Translated
-
     notes: list[str] = []
     unknown: set[str] = set()
-    policies = translator.engine(record).serving
-    arch = _arch(translator, record, notes)
+    policies = shared.engine(record).serving
+    arch = _arch(shared, record, notes)
     n_gpus, strategy = _layout(record, arch, notes, policies[-1] if policies else None)
-    cluster = _cluster(translator, record, n_gpus, notes, unknown)
+    cluster = _cluster(shared, record, n_gpus, notes, unknown)
     workload = _workload(record, notes, unknown, policies[-1] if policies else None)
-    problem = translator.problem(arch, cluster, workload, record, notes)
+    problem = shared.problem(arch, cluster, workload, record, notes)
     return Translated(problem, strategy, tuple(notes), frozenset(unknown))
 
 
-def _arch(translator: Translator, record: RunRecord, notes: list[str]) -> ModelArch:
-    from autoparallel_core.model_source import read_config_files
+def _arch(shared: Shared, record: RunRecord, notes: list[str]) -> ModelArch:
+    from autoparallel_core.reading.source import read_config_files
 
     if record.model is None:
         raise SpecError("the record states no model")
     weights, dtype = record.settings.get("weights"), record.settings.get("weight_dtype")
-    gpu = _known_gpu(translator, record.cluster.get("gpu"))
+    gpu = _known_gpu(shared, record.cluster.get("gpu"))
     if weights is None and dtype in {None, "auto"} and gpu and "bf16" not in gpu.peak_flops and "fp16" in gpu.peak_flops:
         dtype = "float16"
         notes.append(f"{gpu.name} has no bf16: weights in fp16")
     key = f"{record.directory}|{record.model}|{weights}|{dtype}|{record.name if weights else ''}"
-    if key in translator.archs:
-        notes += translator.arch_notes.get(key, ())
-        return translator.archs[key]
+    if key in shared.archs:
+        notes += shared.arch_notes.get(key, ())
+        return shared.archs[key]
     if isinstance(record.model, str):
         path = record.directory / record.model
         if not path.exists():
-            return translator.arch(record)
+            return shared.arch(record)
         name, config, quant = read_config_files(path)
     else:
         name, config, quant = record.name or record.id, record.model, None
     changed, note = deployed_config(config, weights=weights, dtype=dtype, name=record.name)
     if note:
         notes.append(note)
-        translator.arch_notes[key] = (note,)
+        shared.arch_notes[key] = (note,)
     from autoparallel_core.models import build_arch
 
     sibling = quant if changed is config else None
-    translator.archs[key] = build_arch(changed, name=record.name or name, host=translator.host, quant_config=sibling)
-    return translator.archs[key]
+    shared.archs[key] = build_arch(changed, name=record.name or name, host=shared.host, quant_config=sibling)
+    return shared.archs[key]
 
 
 def _whole(value: Any, what: str) -> int | None:
-    from autoparallel_core.record_problem import count_of
-
     return count_of(value, what)
 
 
@@ -112,18 +109,18 @@ def _layout(record: RunRecord, arch: ModelArch, notes: list[str], policy: Servin
     return n, Strategy(tp=tp, sp=int(tp > 1), pp=pp, ep=ep, etp=etp, dp=n // gpus, attn_dp=inside)
 
 
-def _cluster(translator: Translator, record: RunRecord, n_gpus: int, notes: list[str], unknown: set[str]) -> Cluster:
+def _cluster(shared: Shared, record: RunRecord, n_gpus: int, notes: list[str], unknown: set[str]) -> Cluster:
     """The record's GPUs; a memory-only record of a GPU that no plugin knows is counted on a stand-in without its speeds."""
     name, device = record.cluster.get("gpu"), record.cluster.get("device_memory_gib")
     per_node = _whole(record.cluster.get("gpus_per_node"), "cluster.gpus_per_node")
     key = f"serving|{name}|{n_gpus}|{per_node}|{device if not name else ''}"
     only_memory = not (SPEEDS & {k for k, v in record.measured.items() if v is not None})
-    known = _known_gpu(translator, name)
+    known = _known_gpu(shared, name)
     if known is None and not only_memory:
         if not name:
             raise SpecError("the record states no GPU")
-        translator.host.gpu(str(name))  # raises, naming the near ones
-    gpu = known or min(translator.host.gpus().values(), key=lambda g: (not g.default, g.name))
+        shared.host.gpu(str(name))  # raises, naming the near ones
+    gpu = known or min(shared.host.gpus().values(), key=lambda g: (not g.default, g.name))
     if known is None:
         unknown |= SPEEDS
         what = f"GPU '{name}' is not known" if name else "GPU not stated"
@@ -134,15 +131,15 @@ def _cluster(translator: Translator, record: RunRecord, n_gpus: int, notes: list
             notes.append(f"{what}: memory arithmetic on its {device} GiB, no speeds")
             gpu = evolve(gpu, memory_bytes=float(device) * GIB)
         gpu = evolve(gpu, name="unknown GPU", architecture="")
-    if key not in translator.clusters:
+    if key not in shared.clusters:
         nodes = per_node or (gpu.gpus_per_node if n_gpus % gpu.gpus_per_node == 0 or n_gpus < gpu.gpus_per_node else n_gpus)
-        translator.clusters[key] = build_cluster(gpu, n_gpus, gpus_per_node=min(nodes, n_gpus) if n_gpus < nodes else nodes)
-    return translator.clusters[key]
+        shared.clusters[key] = build_cluster(gpu, n_gpus, gpus_per_node=min(nodes, n_gpus) if n_gpus < nodes else nodes)
+    return shared.clusters[key]
 
 
-def _known_gpu(translator: Translator, name: Any) -> Gpu | None:
+def _known_gpu(shared: Shared, name: Any) -> Gpu | None:
     try:
-        return translator.host.gpu(str(name)) if name else None
+        return shared.host.gpu(str(name)) if name else None
     except UnknownPlugin:
         return None
 

@@ -12,7 +12,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from autoparallel_core.errors import SpecError
-from autoparallel_core.module_patterns import ModulePatterns
+from autoparallel_core.reading.module_patterns import ModulePatterns
 from autoparallel_core.spec.config import ConfigView
 
 _DTYPES = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from autoparallel_core.hookspecs import FloatArray
-    from autoparallel_core.plugin_loading import PluginInfo
+    from autoparallel_core.hosting.loading import PluginInfo
     from autoparallel_core.search.result import SearchResult
     from autoparallel_core.spec.arch import Block, Layer
     from autoparallel_core.spec.config import ConfigView
