@@ -107,13 +107,19 @@ class Stages:
 
     @classmethod
     def build(
-        cls, problem: Problem, hw: TrainingHardware, keys: StrategyBatch, of_key: NDArray[np.int64], pieces: Pieces
+        cls,
+        problem: Problem,
+        hw: TrainingHardware,
+        keys: StrategyBatch,
+        of_key: NDArray[np.int64],
+        pieces: Pieces,
+        layout: StageLayout | None = None,
     ) -> Stages:
-        """Spread the layers over the stages of every key."""
-        u, arch = len(keys), problem.arch
+        """Spread the layers over the stages of every key; with ``layout`` all keys have its pp and vpp and take it."""
+        u, arch, as_layer = len(keys), problem.arch, problem.software.embedding_as_layer
         pairs, of_pair = keys.unique(("pp", "vpp"))
         layouts = {
-            (int(pp), int(vpp)): stage_layout(arch, int(pp), int(vpp), embedding_as_layer=problem.software.embedding_as_layer)
+            (int(pp), int(vpp)): layout or stage_layout(arch, int(pp), int(vpp), embedding_as_layer=as_layer)
             for pp, vpp in zip(pairs.pp, pairs.vpp, strict=True)
         }
         width = max((len(x.index) for x in layouts.values()), default=1)
@@ -131,9 +137,9 @@ class Stages:
             counts=np.zeros((u, len(pieces.classes))), dense_params=wide(), expert_params=wide(), saved=wide(), live=wide(),
             logits=wide(), stage_index=wide() - 1.0,
         )  # fmt: skip
-        for g, layout in enumerate(layouts.values()):
+        for g, each in enumerate(layouts.values()):
             rows = np.flatnonzero(of_pair == g)
-            _fill_group(stages, problem, rows, keys.take(rows), layout)
+            _fill_group(stages, problem, rows, keys.take(rows), each)
         return stages
 
 
@@ -154,9 +160,12 @@ class _Again:
     full_layers: Array
     """Layers of each stage under full recompute."""
 
-    def share(self, layers: float) -> Array:
-        """Share of ``layers`` under full recompute, spread over the classes as they occur."""
-        return np.minimum(self.full_layers, layers) / max(layers, 1.0)
+    def shares(self, counts: Array, full: Array | None) -> list[Array]:
+        """Share of each class's layers under full recompute: as chosen by stage, else spread over the classes as they occur."""
+        if full is not None:
+            return [np.full(len(self.full_layers), f / n if n else 0.0) for n, f in zip(counts, full, strict=True)]
+        layers = counts.sum()
+        return [np.minimum(self.full_layers, layers) / max(layers, 1.0)] * len(counts)
 
     def seconds(self, cost: LayerCost, of_key: NDArray[np.int64], share: Array) -> Array:
         return share * cost.forward_s[of_key] + self.selective * cost.selective[of_key]
@@ -184,8 +193,8 @@ def _fill_stage(
     forward, repeated = np.zeros(len(rows)), np.zeros(len(rows))
     dense, expert, saved, live = (np.zeros(len(rows)) for _ in range(4))
     largest = stages.largest_matrix[rows]
-    share = again.share(layout.counts[p].sum())
-    for n, cost in zip(layout.counts[p], pieces.classes, strict=True):
+    shares = again.shares(layout.counts[p], None if layout.full_counts is None else layout.full_counts[p])
+    for n, cost, share in zip(layout.counts[p], pieces.classes, shares, strict=True):
         if not n:
             continue
         seconds += n * (cost.forward + cost.backward)[of_key]
@@ -229,9 +238,9 @@ def _fill_means(stages: Stages, rows: NDArray[np.int64], layout: StageLayout, ag
     """Times of the average stage, and of the average chunk in the row that fills the pipeline."""
     pieces, of_key = stages.pieces, stages.of_key[rows]
     pp, chunks = len(layout.layers_per_stage), layout.chunks
-    share = again.share(layout.mean_counts.sum())
+    shares = again.shares(layout.mean_counts, layout.mean_full)
     mean_f, mean_b, fill_f, fill_b = (np.zeros(len(rows)) for _ in range(4))
-    for mean, fill, cost in zip(layout.mean_counts, layout.fill_counts, pieces.classes, strict=True):
+    for mean, fill, cost, share in zip(layout.mean_counts, layout.fill_counts, pieces.classes, shares, strict=True):
         f = cost.forward_s[of_key]
         b = cost.backward_s[of_key] + again.seconds(cost, of_key, share)
         mean_f, mean_b, fill_f, fill_b = mean_f + mean * f, mean_b + mean * b, fill_f + fill * f, fill_b + fill * b

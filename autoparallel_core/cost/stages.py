@@ -35,6 +35,10 @@ class StageLayout:
     """All stages, in order."""
     chunk_layers: tuple[int, ...]
     """Layers of every virtual stage, in order."""
+    full_counts: NDArray[np.float64] | None = None
+    """Layers under full recompute by class where they are chosen by stage, [P, C]; None: as the strategy says."""
+    mean_full: NDArray[np.float64] | None = None
+    """The same of the average stage, [C]."""
 
     @property
     def chunks(self) -> int:
@@ -78,11 +82,17 @@ def ends_in_layers(arch: ModelArch) -> tuple[float, float]:
 @lru_cache(maxsize=4096)
 def stage_layout(arch: ModelArch, pp: int, vpp: int, *, embedding_as_layer: bool = False) -> StageLayout:
     """Spread the model's layers over ``pp`` stages of ``vpp`` chunks each (chunk c on stage c mod pp)."""
+    split = split_layers(arch.num_layers, pp * vpp, ends=ends_in_layers(arch), embedding_as_layer=embedding_as_layer)
+    return laid_out(arch, pp, split)
+
+
+def laid_out(arch: ModelArch, pp: int, split: tuple[int, ...], full: tuple[tuple[int, ...], ...] | None = None) -> StageLayout:
+    """The layout of given chunks: ``split`` layers per virtual stage, ``full`` layers under full recompute by stage and class."""
     classes = arch.layer_classes()
     of_layer = np.zeros(arch.num_layers, dtype=np.int64)
     for c, (_, where) in enumerate(classes):
         of_layer[list(where)] = c
-    split = split_layers(arch.num_layers, pp * vpp, ends=ends_in_layers(arch), embedding_as_layer=embedding_as_layer)
+    again = np.array(full, dtype=np.float64).reshape(pp, len(classes)) if full is not None else np.zeros((pp, 0))
     counts = np.zeros((pp, len(classes)))
     fill = np.zeros(len(classes))
     start = 0
@@ -94,7 +104,7 @@ def stage_layout(arch: ModelArch, pp: int, vpp: int, *, embedding_as_layer: bool
         start += n
     seen: dict[tuple[float, ...], int] = {}
     for i in range(pp):
-        seen.setdefault((float(i == 0), float(i == pp - 1), *counts[i]), i)
+        seen.setdefault((float(i == 0), float(i == pp - 1), *counts[i], *again[i]), i)
     index = np.array(list(seen.values()))
     return StageLayout(
         counts=counts[index],
@@ -105,4 +115,6 @@ def stage_layout(arch: ModelArch, pp: int, vpp: int, *, embedding_as_layer: bool
         fill_counts=fill,
         layers_per_stage=tuple(int(n) for n in counts.sum(axis=1)),
         chunk_layers=split,
+        full_counts=again[index] if full is not None else None,
+        mean_full=again.mean(axis=0) if full is not None else None,
     )

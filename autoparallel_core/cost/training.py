@@ -46,12 +46,12 @@ class TrainingBatch:
     layouts: Mapping[tuple[int, int], StageLayout]
 
 
-def evaluate_training(problem: Problem, batch: StrategyBatch) -> TrainingBatch:
-    """Price a batch. Raises SpecError when the GPU lacks the precision."""
+def evaluate_training(problem: Problem, batch: StrategyBatch, layout: StageLayout | None = None) -> TrainingBatch:
+    """Price a batch; ``layout`` replaces the usual spread of layers. Raises SpecError when the GPU lacks the precision."""
     hw = TrainingHardware.of(problem)
     keys, of_row = batch.unique(STAGE_KEYS)
     layer_keys, of_key = keys.unique(KEYS)
-    stages = Stages.build(problem, hw, keys, of_key, price_layers(problem, hw, layer_keys))
+    stages = Stages.build(problem, hw, keys, of_key, price_layers(problem, hw, layer_keys), layout)
     f = {n: batch.columns[n].astype(np.float64) for n in ("tp", "cp", "ep", "etp", "dp", "shard", "pp", "vpp", "mbs")}
     m = problem.training.global_batch_size / (f["mbs"] * f["dp"])
     groups = Groups.of(

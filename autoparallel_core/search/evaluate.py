@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from autoparallel_core.cost.stages import StageLayout
 from autoparallel_core.cost.training import evaluate_training
 from autoparallel_core.errors import PluginContract
 from autoparallel_core.search.evaluation import Evaluation
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 
-def evaluate(problem: Problem, batch: StrategyBatch, host: Host | None = None) -> Evaluation:
+def evaluate(
+    problem: Problem, batch: StrategyBatch, host: Host | None = None, *, layout: StageLayout | None = None
+) -> Evaluation:
     """Price a batch; engine plugins' deltas of memory and time are added.
+
+    ``layout`` gives training's pipeline stages explicitly, for strategies of its pp and vpp.
 
     Raises:
         SpecError: the GPU lacks the precision or a constant.
@@ -34,7 +39,7 @@ def evaluate(problem: Problem, batch: StrategyBatch, host: Host | None = None) -
         from autoparallel_core.search.evaluate_serving import evaluate_inference
 
         return evaluate_inference(problem, batch, host or default_host())
-    cost = evaluate_training(problem, batch)
+    cost = evaluate_training(problem, batch, layout)
     blame: dict[str, str] = {}
     seconds, memory = dict(cost.seconds), dict(cost.memory)
     if host is not None and len(batch):
