@@ -75,7 +75,8 @@ def optimizer_s(problem: Problem, local_params: Array, offload: NDArray[np.int64
 
 
 def reduction_s(
-    problem: Problem, hw: TrainingHardware, batch: StrategyBatch, of_row: NDArray[np.int64], stages: Stages, groups: Groups, m: Array
+    problem: Problem, hw: TrainingHardware, batch: StrategyBatch, of_row: NDArray[np.int64], stages: Stages, groups: Groups,
+    m: Array,
 ) -> dict[str, Array]:  # fmt: skip
     """Exposed reduction and gathering by ZeRO stage, [S] by cause."""
     net, zero, bucket = hw.network, batch.zero, problem.constant("dp_bucket_params")

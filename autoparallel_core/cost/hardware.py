@@ -91,10 +91,6 @@ class TrainingHardware:
         return self.problem.constant("expert_half_rows")
 
     @property
-    def cast_expert_factor(self) -> float:
-        return self.problem.constant("cast_expert_factor")
-
-    @property
     def overlap_loss(self) -> float:
         return self.problem.constant("overlap_loss")
 

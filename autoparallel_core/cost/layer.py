@@ -110,7 +110,7 @@ def layer_cost(blocks: tuple[Block, ...], mesh: Mesh, hw: TrainingHardware, reco
         for op in block.ops:
             before = total.forward.sum(axis=1)
             if price := _PRICE.get(op.kind):
-                total.launches += _launches(op, low=hw.low_precision)
+                total.launches += _launches(op, mesh, low=hw.low_precision)
                 price(total, block, op)
             share = recompute.share(op, block)
             if share:
@@ -133,9 +133,13 @@ def layer_cost(blocks: tuple[Block, ...], mesh: Mesh, hw: TrainingHardware, reco
     )
 
 
-def _launches(op: Op, *, low: bool) -> float:
-    """Kernels launched one by one: a quantised GEMM also casts its input."""
-    return 2.0 if low and (isinstance(op, ExpertGemm) or (isinstance(op, Gemm) and not op.precise)) else 1.0
+def _launches(op: Op, mesh: Mesh, *, low: bool) -> Array | float:
+    """Kernels launched one by one: quantised GEMMs also cast their input; grouped ones launch each expert's GEMM."""
+    if isinstance(op, Gemm):
+        return 2.0 if low and not op.precise else 1.0
+    if isinstance(op, ExpertGemm):
+        return np.ceil(op.experts.units / mesh.ep) * (2.0 if low else 1.0)
+    return 1.0
 
 
 def parameters(blocks: tuple[Block, ...], mesh: Mesh) -> tuple[Array, Array, Array]:
@@ -163,7 +167,7 @@ def _gemm(t: _Sum, block: Block, op: Op) -> None:
     n = sum((mesh.local(a) for a in op.n), np.zeros(len(mesh)))
     k = mesh.local(op.k)
     model = hw.gemm(precise=op.precise)
-    wgrad = 0.0 if hw.frozen_weights else model.seconds(n, k, m) + hw.accumulate_bytes * n * k / hw.hbm_bytes_per_s
+    wgrad = 0.0 if hw.frozen_weights else model.seconds(n, k, m, out_bytes=hw.accumulate_bytes)
     t.add("gemm", model.seconds(m, n, k), model.seconds(m, k, n) + wgrad)
     low = hw.low_precision and not op.precise
     if low:
@@ -202,13 +206,13 @@ def _expert_gemm(t: _Sum, block: Block, op: Op) -> None:
     model = hw.gemm(precise=False)
     fill = per_expert / (per_expert + hw.expert_half_rows)
     more = (local_experts - 1) * n * k * model.operand_bytes
-    wgrad = 0.0 if hw.frozen_weights else local_experts * model.seconds(n, k, per_expert) / fill
+    wgrad = np.zeros(len(mesh))
     if not hw.frozen_weights:
-        wgrad = wgrad + hw.accumulate_bytes * local_experts * n * k / hw.hbm_bytes_per_s
+        wgrad = local_experts * model.seconds(n, k, per_expert, out_bytes=hw.accumulate_bytes) / fill
     forward = model.seconds(m, n, k, extra_bytes=more) / fill
     t.add("expert_gemm", forward, model.seconds(m, k, n, extra_bytes=more) / fill + wgrad)
     if hw.low_precision:
-        t.add("cast", hw.cast_s(m * k) * hw.cast_expert_factor, hw.cast_s(m * n) * hw.cast_expert_factor)
+        t.add("cast", hw.cast_s(m * k), hw.cast_s(m * n))
     t.keep(op, block, m * k * (1.0 if hw.low_precision else 2.0))
 
 

@@ -131,7 +131,7 @@ class Stages:
             return np.zeros((u, width))
 
         stages = cls(
-            pieces=pieces, of_key=of_key, layouts=layouts, p2p=_transfers(problem, hw, keys, pieces.mesh.resident_tokens[of_key]),
+            pieces=pieces, of_key=of_key, layouts=layouts, p2p=_transfers(problem, hw, keys, pieces.mesh.tokens[of_key]),
             slowest=np.zeros((u, len(CAUSES))), recompute=flat(), forward=flat(), backward=flat(), fill_forward=flat(),
             fill_backward=flat(), mean_forward=flat(), mean_backward=flat(), dense=flat(), expert=flat(), largest_matrix=flat(),
             counts=np.zeros((u, len(pieces.classes))), dense_params=wide(), expert_params=wide(), saved=wide(), live=wide(),
@@ -144,10 +144,12 @@ class Stages:
 
 
 def _transfers(problem: Problem, hw: TrainingHardware, keys: StrategyBatch, tokens: Array) -> Array:
-    """Exposed point-to-point time of one micro-batch: activations forward and gradients backward, once per chunk."""
-    inner = (keys.tp * keys.cp).astype(np.float64)
-    stride = np.maximum(inner, problem.cluster.n_gpus / keys.pp)
-    one = hw.network.send(tokens * problem.arch.hidden_size * 2.0, stride)
+    """Exposed point-to-point time of one micro-batch: activations forward and gradients backward, once per chunk.
+
+    Each tensor-parallel rank sends its own part (scatter/gather optimisation, arXiv 2104.04473, section 4.1).
+    """
+    stride = np.maximum(keys.tp * keys.cp, problem.cluster.n_gpus / keys.pp)
+    one = hw.network.send(tokens / keys.tp * problem.arch.hidden_size * 2.0, stride)
     return np.where(keys.pp > 1, 2.0 * keys.vpp * one * problem.constant("p2p_exposed"), 0.0)
 
 

@@ -74,7 +74,8 @@ def evaluate_training(problem: Problem, batch: StrategyBatch, layout: StageLayou
 
 
 def _seconds(
-    problem: Problem, hw: TrainingHardware, batch: StrategyBatch, of_row: NDArray[np.int64], stages: Stages, groups: Groups, m: Array
+    problem: Problem, hw: TrainingHardware, batch: StrategyBatch, of_row: NDArray[np.int64], stages: Stages, groups: Groups,
+    m: Array,
 ) -> dict[str, Array]:  # fmt: skip
     """The step by cause, [S] each."""
     pp, vpp = batch.pp.astype(np.float64), batch.vpp.astype(np.float64)

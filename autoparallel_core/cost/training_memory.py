@@ -20,7 +20,8 @@ MEMORY_CAUSES = ("weights", "gradients", "optimizer", "activations", "logits", "
 
 
 def stage_memory(
-    problem: Problem, hw: TrainingHardware, batch: StrategyBatch, of_row: NDArray[np.int64], stages: Stages, groups: Groups, m: Array
+    problem: Problem, hw: TrainingHardware, batch: StrategyBatch, of_row: NDArray[np.int64], stages: Stages, groups: Groups,
+    m: Array,
 ) -> tuple[dict[str, Array], Array]:  # fmt: skip
     """Bytes by cause on every distinct stage [S, P], and the host's bytes per node [S]."""
     c = problem.constant

@@ -32,6 +32,8 @@ class EngineSpec:
     default_version: str
     summary: str
     software: Software = field(factory=Software)
+    recorded_software: Mapping[str, str] = field(factory=dict)
+    """Fields of Software that published runs which say nothing of them used, where a user's default is another."""
     constants: Mapping[str, Constant] = field(factory=dict)
     """Overrides of, or additions to, the core's constants, by the same names (see docs/reference/constants.md)."""
     moe_grid: Literal["folded", "tp_or_ep"] = "folded"

@@ -26,6 +26,8 @@ MEGATRON = EngineSpec(
         grad_dtype="fp32",
         assumed=("ep_overlap",),
     ),
+    # Performance recipes of Megatron-Bridge set grad_reduce_in_fp32=False; Megatron-LM's own default for bf16 is fp32.
+    recorded_software={"grad_dtype": "bf16"},
     moe_grid="folded",
     default_strategy={"zero": 1},
     decides={"ep_overlap": "on with ep > 1 where Megatron allows it (no pipeline or an interleaved one, no full recompute)"},
