@@ -56,6 +56,7 @@ class Question:
         problem = make_problem(
             self.arch, cluster, workload, engine=self.engine.name, engine_version=self.args.engine_version, host=self.host
         )
+        problem = self._data.applied_to(problem)
         return evolve(problem, assumptions=tuple(dict.fromkeys((*self._assumed, *assumed, *problem.assumptions))))
 
     # -- model ---------------------------------------------------------------------------------------------------
@@ -146,8 +147,15 @@ class Question:
         return evolve(resized, overrides=c.overrides)
 
     def _preset(self) -> Gpu:
-        if self.args.gpu_type:
-            return self.host.gpu(self.args.gpu_type)
+        from autoparallel_core.measured import gpu_of_profile
+
+        args = self.args
+        if not args.no_profile and (own := gpu_of_profile(args.profile_data, self.host, wanted=args.gpu_type)):
+            if not args.gpu_type:
+                self._assumed.append(f"--gpu-type {own.name}, which {args.profile_data} was measured on")
+            return own
+        if args.gpu_type:
+            return self.host.gpu(args.gpu_type)
         claims = [g for g in self.host.gpus().values() if g.default]
         if len(claims) != 1:
             why = f"{' and '.join(g.name for g in claims)} both claim to be the default" if claims else "no preset is the default"
@@ -156,20 +164,13 @@ class Question:
         return claims[0]
 
     def _measured(self, gpu: Gpu) -> Gpu:
-        """The preset with measured efficiencies laid over it, unless ``--no-profile``."""
-        from autoparallel_core.profiles.efficiencies import apply_profile, read_profile
+        """The preset with measured data laid over it, unless ``--no-profile``."""
+        from autoparallel_core.measured import measured_gpu
 
-        if self.args.no_profile:
-            return gpu
-        if self.args.profile_data:
-            path = Path(self.args.profile_data).expanduser()
-            self._assumed.append(f"measured efficiencies of {path} replace the preset's")
-            return apply_profile(gpu, read_profile(path))
-        for plugin, paths in self.host.call("hardware", "profiles", gpu=gpu.name):
-            for path in paths:
-                self._assumed.append(f"measured efficiencies of {path.name} (plugin {plugin.name}); --no-profile leaves them out")
-                gpu = apply_profile(gpu, read_profile(path))
-        return gpu
+        args = self.args
+        self._data = measured_gpu(gpu, self.host, profile_data=args.profile_data, presets_only=bool(args.no_profile))
+        self._assumed += self._data.used
+        return self._data.gpu
 
     # -- workload ------------------------------------------------------------------------------------------------
 

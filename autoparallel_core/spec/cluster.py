@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from attrs import field, frozen
 
@@ -88,6 +89,8 @@ class Gpu:
     serving: Mapping[str, float] = field(factory=dict)
     sources: Mapping[str, str] = field(factory=dict)
     """Where each figure comes from, by field name (``training.gemm_bf16`` for a key of a table)."""
+    tables: Mapping[str, Any] = field(factory=dict, repr=False)
+    """Measured points that refine an efficiency, by its name (``gemm.bf16``): ``profiles.residuals.Residuals``."""
     host_link_bytes_per_s: float | None = None
     """GPU to host per direction (PCIe or a coherent link); carries GPU-to-GPU traffic where the fabric ends inside a node."""
     default: bool = False

@@ -1,0 +1,108 @@
+"""Which measurements an answer uses, and what they change: the flag's file, else the user's cache, else the presets.
+
+The one road from measured data into a question: the GPU with its measured figures, and the constants of the cost model
+that a measurement replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import evolve, field, frozen
+
+from autoparallel_core.errors import SpecError
+from autoparallel_core.spec.cluster import Gpu
+from autoparallel_core.spec.problem import Constant
+
+if TYPE_CHECKING:
+    from autoparallel_core.host import Host
+    from autoparallel_core.profiles.files import Profile
+    from autoparallel_core.spec.problem import Problem
+
+
+@frozen(eq=False)
+class Measured:
+    """A GPU as measured, and what else the measurement says."""
+
+    gpu: Gpu
+    constants: Mapping[str, Constant] = field(factory=dict)
+    used: tuple[str, ...] = ()
+    """Sentences for the answer: which file, and what of it could not be used."""
+
+    def applied_to(self, problem: Problem) -> Problem:
+        """The problem with the measured constants in place; the engine's own ones give way, too."""
+        return evolve(problem, constants={**problem.constants, **self.constants}) if self.constants else problem
+
+
+def measured_gpu(gpu: Gpu, host: Host, *, profile_data: str | None = None, presets_only: bool = False) -> Measured:
+    """Lay measurements over a preset.
+
+    Args:
+        gpu: the preset, or the profile's own device.
+        host: plugins, which may ship profiles.
+        profile_data: a profile file, or a source that :func:`autoparallel_core.profiles.importers.load` understands.
+        presets_only: use no measurement at all.
+
+    Raises:
+        SpecError: the file is missing, of another GPU, or implausible (the entry is named).
+    """
+    from autoparallel_core.profiles.files import cached_profile, read_profile
+    from autoparallel_core.profiles.importers import load
+
+    if presets_only:
+        return Measured(gpu)
+    if profile_data is not None:
+        return _apply(gpu, load(profile_data, gpu), f"measured data of {profile_data}")
+    if (cached := cached_profile(gpu)) is not None:
+        return _apply(gpu, cached, f"measured data of {cached.path} (your cache; --no-profile leaves it out)")
+    result = Measured(gpu)
+    for plugin, paths in host.profiles(gpu.name):
+        for path in paths:
+            text = f"measured data of {path.name} (plugin {plugin.name}; --no-profile leaves it out)"
+            more = _apply(result.gpu, read_profile(path), text)
+            result = Measured(more.gpu, {**result.constants, **more.constants}, (*result.used, *more.used))
+    return result
+
+
+def gpu_of_profile(profile_data: str | None, host: Host, *, wanted: str | None = None) -> Gpu | None:
+    """The GPU that measured data is about: a preset, or a device that only the data describes; None when it names none.
+
+    ``wanted`` is the name the user gave; data of another GPU then says nothing, and the user's cache may know the name.
+    """
+    from autoparallel_core.errors import UnknownPlugin
+    from autoparallel_core.profiles.files import cache_file, read_profile
+
+    path = None
+    if profile_data is not None and Path(profile_data).expanduser().suffix == ".json":
+        path = Path(profile_data).expanduser()
+    elif wanted is not None and cache_file(wanted).is_file():
+        path = cache_file(wanted)
+    if path is None:
+        return None
+    profile = read_profile(path)
+    if wanted is not None and wanted.casefold() != profile.gpu.casefold():
+        return None
+    try:
+        return host.gpu(profile.gpu)
+    except UnknownPlugin:
+        if profile.device is None:
+            raise SpecError(f"profile {path}: its GPU '{profile.gpu}' is not known and the file describes no device") from None
+        return profile.device
+
+
+def _apply(gpu: Gpu, profile: Profile, text: str) -> Measured:
+    from autoparallel_core.cost.constants import core_constants
+    from autoparallel_core.profiles.apply import SATURATION, apply_profile
+
+    known = core_constants()
+    found = apply_profile(gpu, profile, {name: known[name].value for name in SATURATION if name in known})
+    constants = {
+        name: Constant(value, known[name].meaning, f"{how}; {found.source}", "measured")
+        for name, (value, how) in found.constants.items()
+        if name in known
+    }
+    state = "" if profile.complete else ", an unfinished measurement"
+    count = f"{profile.rows:,} points" if profile.rows else "efficiencies"
+    return Measured(found.gpu, constants, (f"{text}: {count}{state}", *profile.provenance.notes, *found.notes))
