@@ -104,6 +104,36 @@ class ServingFigures:
 
 
 @frozen
+class PlannedStage:
+    """One pipeline stage of a plan whose stages were chosen one by one."""
+
+    stage: int
+    layers: tuple[int, ...]
+    """Decoder layers of each of its chunks (virtual stages), in order."""
+    first_layers: tuple[int, ...]
+    """Index of each chunk's first layer."""
+    classes: Mapping[str, int]
+    """Layers by kind."""
+    recomputed: Mapping[str, int]
+    """Of those, layers under full recompute."""
+    strategy: Strategy
+    gpu: str
+    gpus: int
+    time_s: float
+    """Forward and backward of one micro-batch."""
+    memory_bytes: float
+    """Allocated at the peak."""
+    capacity_bytes: float
+    embedding: bool = False
+    head: bool = False
+    """With the loss and the layers for multi-token prediction."""
+
+    @property
+    def n_layers(self) -> int:
+        return sum(self.layers)
+
+
+@frozen
 class Plan:
     """One strategy with everything the answer says about it."""
 
@@ -117,6 +147,8 @@ class Plan:
     """Sentences: what is exposed, what binds, what the next best would be."""
     variants: tuple[Strategy, ...] = ()
     """Strategies of the same degrees and nearly the same speed that this one stands for."""
+    stages: tuple[PlannedStage, ...] = ()
+    """All stages in order, where they were chosen one by one; () for the usual spread of layers."""
 
     @property
     def notation(self) -> str:
@@ -156,3 +188,5 @@ class SearchResult:
     assumptions: tuple[str, ...] = ()
     blame: Mapping[str, str] = field(factory=dict)
     """Cause → plugin that added a cost or memory delta."""
+    baseline: Plan | None = None
+    """The best plan of a simpler search on the same space, for comparison."""

@@ -24,6 +24,25 @@ class Constant:
 
 
 @frozen
+class Ability:
+    """Something that an engine runs beyond one strategy for all layers and the usual spread of layers over stages."""
+
+    since: str
+    """First version that can."""
+    how: str
+    """By which of its options, in words for the answer."""
+
+
+ABILITIES = ("uneven_stages", "recompute_by_stage", "recompute_by_layer", "strategy_by_stage", "strategy_by_layer")
+"""Names of abilities.
+
+``uneven_stages``: any number of layers per (virtual) stage. ``recompute_by_stage``: each stage recomputes a number of its
+first layers of its own; ``recompute_by_layer``: any layers. ``strategy_by_stage``: stages of different meshes or degrees;
+``strategy_by_layer``: layers of different degrees.
+"""
+
+
+@frozen
 class EngineSpec:
     """What an engine plugin registers: identity, defaults, constants. Behaviour comes through its other hooks."""
 
@@ -40,6 +59,8 @@ class EngineSpec:
     """folded: ep and etp chosen freely (parallel folding, arXiv 2504.14960); tp_or_ep: experts are either TP- or EP-sharded."""
     default_strategy: Mapping[str, int] = field(factory=dict)
     """Columns of Strategy that a launch file or run record which says nothing means (zero, recompute); others are Strategy's."""
+    abilities: Mapping[str, Ability] = field(factory=dict)
+    """By name (:data:`ABILITIES`); what is not listed the engine cannot do."""
     decides: Mapping[str, str] = field(factory=dict)
     """Software fields that the engine's hooks settle per strategy unless the user states them, with the words that say how."""
     default_for: tuple[Literal["training", "inference"], ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autoparallel_core.spec.problem import EngineSpec
+from autoparallel_core.spec.problem import Ability, EngineSpec
 from autoparallel_core.spec.space import Space
 from autoparallel_core.spec.workload import Software
 
@@ -28,6 +28,10 @@ MEGATRON = EngineSpec(
     ),
     # Performance recipes of Megatron-Bridge set grad_reduce_in_fp32=False; Megatron-LM's own default for bf16 is fp32.
     recorded_software={"grad_dtype": "bf16"},
+    abilities={
+        "uneven_stages": Ability("0.13.0", "--pipeline-model-parallel-layout"),
+        "recompute_by_stage": Ability("0.9.0", "--recompute-method block, with a --recompute-num-layers of each rank's own"),
+    },
     moe_grid="folded",
     default_strategy={"zero": 1},
     decides={"ep_overlap": "on with ep > 1 where Megatron allows it (no pipeline or an interleaved one, no full recompute)"},
