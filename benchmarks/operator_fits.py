@@ -37,6 +37,12 @@ EXPERT_PEERS = {  # pooled: the sample has too few rows per GPU
 BLACKWELL = ("B200 SXM", "GB200", "B300 SXM", "GB300")
 EXPERT_PAD_TOKENS = 20.0
 """Token slots that a touched expert's last tile leaves empty, on average."""
+NARROW = 256
+"""Experts narrower than this per rank run at tile granularity and are not fitted."""
+NEARLY_EMPTY_S = 5e-6
+"""Grouped GEMMs with less work than this show their fixed time."""
+TYPICAL_COMPUTE, TYPICAL_MEMORY = 0.3, 0.8
+"""Efficiencies that tell which those are."""
 EXPERT_SKEW = 0.7
 """Share of a batch that routing treats as independent draws, for the number of experts touched (power-law loads)."""
 HOST_BOUND_S = 60e-6
@@ -95,9 +101,10 @@ def _not_cached(p: Preset, traffic: np.ndarray, seconds: np.ndarray) -> np.ndarr
 
 
 def expert_gemm(p: Preset, tables: Tables, presets: Mapping[str, Preset]) -> Iterator[tuple[str, Roofline, str]]:
-    """Grouped GEMMs of one rank that holds all experts.
+    """Grouped GEMMs of one rank that holds all experts, or its share of them under balanced routing where those are few.
 
     With skewed routing over several ranks the tables measure the most loaded rank, whose tokens they do not state.
+    The fixed time is read off the shapes with next to no work, which the fit of large ones would overrate.
     """
     if p.operator_name in ("H20", "H800"):
         yield from _infersim_experts(p, tables)
@@ -108,14 +115,47 @@ def expert_gemm(p: Preset, tables: Tables, presets: Mapping[str, Preset]) -> Ite
         own = EXPERT_PEERS.get(p.operator_name, (p.operator_name,))
         pools = (own, BLACKWELL) if p.operator_name in BLACKWELL else (own,)
         for peers in pools:
-            known = [presets[n] for n in peers if n in presets]
-            parts = [_expert_times(peer, tables.of("moe_sample", peer.operator_name), name, dtype, width) for peer in known]
-            f, b, t = (np.concatenate(column) for column in zip(*parts, strict=True))
-            if len(t) >= (20 if len(pools) > 1 else 12):
-                fit = fit_roofline(f, b, t, softness=0.2, fixed_up_to_s=100e-6)
-                if fit.median_error < 0.3:
+            rows = _pooled(presets, tables, peers, name, dtype, width)
+            if rows.keep.sum() >= (20 if peers is own and len(pools) > 1 else 12):
+                fixed = _nearly_empty(_pooled(presets, tables, pools[-1], name, dtype, width))
+                fit = fit_roofline(*rows.kept, softness=0.2, fixed_up_to_s=100e-6, fixed_s=fixed)
+                if fit.median_error < 0.35:
                     yield key, fit, f"{AIC}, grouped expert GEMM of {', '.join(peers)}"
                 break
+
+
+@dataclass
+class ExpertRows:
+    """FLOPs and bytes as seconds at peak, measured seconds, and which rows to fit."""
+
+    flops_s: np.ndarray
+    bytes_s: np.ndarray
+    seconds: np.ndarray
+    keep: np.ndarray
+
+    @property
+    def kept(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.flops_s[self.keep], self.bytes_s[self.keep], self.seconds[self.keep]
+
+
+def _pooled(
+    presets: Mapping[str, Preset], tables: Tables, peers: tuple[str, ...], name: str, dtype: str, width: float
+) -> ExpertRows:
+    """Rows of several GPUs. Fitted are wide experts on one rank; where those are few, of all ranks; of integer weights, all."""
+    known = [presets[n] for n in peers if n in presets]
+    parts = [_expert_times(q, tables.of("moe_sample", q.operator_name), name, dtype, width) for q in known]
+    f, b, t, wide, alone, even = (np.concatenate(column) for column in zip(*parts, strict=True))
+    keep = wide.astype(bool) & alone.astype(bool)
+    if keep.sum() < 12:
+        keep = np.ones(len(t), bool) if name == "int4_wo" else wide.astype(bool) & even.astype(bool)
+    return ExpertRows(f, b, t, keep)
+
+
+def _nearly_empty(rows: ExpertRows) -> float | None:
+    """Lower quartile of the time that shapes with next to no work take beside it: that of the better kernels."""
+    work = np.hypot(rows.flops_s / TYPICAL_COMPUTE, rows.bytes_s / TYPICAL_MEMORY)
+    empty = work < NEARLY_EMPTY_S
+    return float(np.quantile(rows.seconds[empty] - work[empty], 0.25)) if empty.sum() >= 4 else None
 
 
 def _infersim_experts(p: Preset, tables: Tables) -> Iterator[tuple[str, Roofline, str]]:
@@ -133,27 +173,27 @@ def _infersim_experts(p: Preset, tables: Tables) -> Iterator[tuple[str, Roofline
     yield "fp8_block", fit, f"{INFERSIM}, grouped expert GEMM"
 
 
-def _expert_times(p: Preset, table: Table, name: str, dtype: str, width: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rows = table.where(
-        lambda r: (
-            r["moe_dtype"] == name and float(r["moe_ep_size"]) == 1 and float(r["inter_size"]) / float(r["moe_tp_size"]) >= 256
-        )
-    )
+def _expert_times(p: Preset, table: Table, name: str, dtype: str, width: float) -> tuple[np.ndarray, ...]:
+    """FLOPs and bytes as seconds at peak, measured seconds; whether experts are wide, all on this rank, or evenly routed."""
+    rows = table.where(lambda r: r["moe_dtype"] == name)
     if not len(rows):
-        return np.empty(0), np.empty(0), np.empty(0)
-    m, h, f, top_k, experts, tp, t = rows.number(
-        "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "latency_ms"
+        return (np.empty(0),) * 6
+    m, h, f, top_k, experts, tp, ep, t = rows.number(
+        "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "latency_ms"
     )
     f /= tp
     matrices = 3.0 - np.char.find(rows.text("kernel_source"), "nongated").astype(bool).__invert__()  # two without a gate
-    draws = np.where(rows.text("distribution") == "balanced", m, 1 + EXPERT_SKEW * (m - 1))
-    touched = experts * (1 - (1 - top_k / experts) ** draws)
-    flops = 2 * matrices * (m * top_k + EXPERT_PAD_TOKENS * touched) * h * f
-    traffic = touched * matrices * h * f * width + 4 * m * top_k * (h + f)
-    useful = 2 * matrices * m * top_k * h * f
+    draws = 1 + EXPERT_SKEW * (m - 1)
+    visits = m * top_k / ep
+    balanced = np.minimum(experts / ep, np.maximum(visits, 1))  # tokens dealt out evenly touch an expert each
+    even = rows.text("distribution") == "balanced"
+    touched = np.where(even, balanced, experts / ep * (1 - (1 - top_k / experts) ** draws))
+    flops = 2 * matrices * (visits + EXPERT_PAD_TOKENS * touched) * h * f
+    traffic = touched * matrices * h * f * width + 4 * visits * (h + f)
+    useful = 2 * matrices * visits * h * f
     t = t * 1e-3
     possible = t >= useful / p.peak[dtype]
-    return (flops / p.peak[dtype])[possible], (traffic / p.bandwidth)[possible], t[possible]
+    return tuple(x[possible] for x in (flops / p.peak[dtype], traffic / p.bandwidth, t, f >= NARROW, ep == 1, even | (ep == 1)))
 
 
 # -- attention ------------------------------------------------------------------------------------------------------
@@ -271,12 +311,13 @@ def collectives(p: Preset, tables: Tables) -> Iterator[tuple[str, Curve, str]]:
     for (ranks_text,), rows in custom.groups("num_gpus"):
         ranks = int(ranks_text)
         share = 2 * (ranks - 1) / ranks
-        yield "all_reduce_custom", _message_curve(rows, ranks, share, "message_elements", 2.0), f"{AIC}, engines' all-reduce"
+        curve = _message_curve(rows, ranks, share, "message_elements", 2.0, best=True)
+        yield "all_reduce_custom", curve, f"{AIC}, fastest of the engines' all-reduces"
     yield from _exchange(p, tables)
 
 
-def _message_curve(rows: Table, ranks: int, share: float, column: str, width: float) -> Curve:
-    rows = median_over_sources(rows, (column,), "latency_ms")
+def _message_curve(rows: Table, ranks: int, share: float, column: str, width: float, *, best: bool = False) -> Curve:
+    rows = median_over_sources(rows, (column,), "latency_ms", best=best)
     size, t = rows.number(column, "latency_ms")
     return fit_curve(ranks, share, size * width, t * 1e-3, knots=MESSAGES)
 

@@ -32,11 +32,17 @@ class Roofline:
 
 
 def fit_roofline(
-    flops_s: np.ndarray, bytes_s: np.ndarray, seconds: np.ndarray, *, softness: float = 0.1, fixed_up_to_s: float = 60e-6
+    flops_s: np.ndarray,
+    bytes_s: np.ndarray,
+    seconds: np.ndarray,
+    *,
+    softness: float = 0.1,
+    fixed_up_to_s: float = 60e-6,
+    fixed_s: float | None = None,
 ) -> Roofline:
     """Least soft-L1 distance of the logarithms. ``flops_s`` and ``bytes_s`` are the times at peak.
 
-    Rows that beat the hardware are dropped.
+    Rows that beat the hardware are dropped. ``fixed_s`` holds the fixed time instead of fitting it.
     """
     possible = seconds >= np.maximum(flops_s, bytes_s)
     f, b, t = flops_s[possible], bytes_s[possible], seconds[possible]
@@ -44,10 +50,13 @@ def fit_roofline(
     def model(x: np.ndarray) -> np.ndarray:
         return x[2] * 1e-6 + np.hypot(f / x[0], b / x[1])
 
+    low, high = LAUNCH_S * 1e6, fixed_up_to_s * 1e6
+    if fixed_s is not None:
+        low, high = fixed_s * 1e6, fixed_s * 1e6 + 1e-3
     best = least_squares(
         lambda x: np.log(model(x)) - np.log(t),
-        [0.5, 0.7, 8.0],
-        bounds=([0.01, 0.02, LAUNCH_S * 1e6], [CEILING, CEILING, fixed_up_to_s * 1e6]),
+        [0.5, 0.7, min(max(8.0, low), high)],
+        bounds=([0.01, 0.02, low], [CEILING, CEILING, high]),
         loss="soft_l1",
         f_scale=softness,
     ).x

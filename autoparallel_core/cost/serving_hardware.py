@@ -6,6 +6,7 @@ the form that docs/reference/gpu-data.md states. Axis legend: S points (strategi
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 
 import numpy as np
@@ -22,6 +23,8 @@ from autoparallel_core.spec.quantization import WeightFormat
 
 Array = NDArray[np.float64]
 
+PLAIN = ("bf16", "fp16")
+
 
 @frozen
 class Kernel:
@@ -29,6 +32,8 @@ class Kernel:
 
     efficiency: Efficiency
     peak_flops: float
+    casts: bool
+    """Activations are cast to the operands' dtype first."""
 
 
 @define(eq=False, slots=False)
@@ -57,30 +62,30 @@ class ServingHardware:
         return next((self.gpu.gemm[k].fixed_s for k in ("bf16", "fp16") if k in self.gpu.gemm), 0.0)
 
     def kernel(self, table: str, fmt: WeightFormat) -> Kernel:
-        """The measured kernel that reads weights of this format: its own, else the nearest one that the GPU has.
+        """The kernel that reads weights of this format: one measured on this GPU before one assumed from another GPU.
 
         A format whose operands the GPU's matrix units lack is computed in 16 bit (weight-only).
         """
         known = getattr(self.gpu, table)
-        key = next((k for k in _keys(fmt) if k in known and (_dtype(k) in self.gpu.peak_flops or k == "bf16")), None)
-        if key is None:
+        usable = [k for k in _keys(fmt) if k in known and (_dtype(k) in self.gpu.peak_flops or _dtype(k) in PLAIN)]
+        if not usable:
             raise SpecError(f"{self.gpu.name} has no {table} efficiency for '{fmt.name}'; its data states {_names(known)}")
-        return Kernel(known[key], self.gpu.peak_flops[_dtype(key)] if key != "bf16" else self.peak_16bit)
+        key = next((k for k in usable if known[k].origin != "assumed"), usable[0])
+        peak = self.peak_16bit if _dtype(key) in PLAIN else self.gpu.peak(_dtype(key))
+        return Kernel(known[key], peak, _dtype(key) not in PLAIN)
 
     def gemm_s(self, m: Array, n: Array, k: Array, fmt: WeightFormat) -> Array:
-        """Root sum of squares of compute and memory time: the two overlap, but not at the ridge.
+        """Launch, plus the root sum of squares of compute and memory time: the two overlap, but not at the ridge.
 
-        The fixed time of low-precision kernels includes casting the activations, which engines fuse with what is in front.
+        The activations of low-precision products are cast by a kernel of their own, which engines time and place
+        differently from the tables: its time is one constant, and the tables' fixed time is not used.
         """
         kernel = self.kernel("gemm", fmt)
         e = kernel.efficiency
         work = 2.0 * m * n * k / (kernel.peak_flops * e.compute)
         moved = (n * k * fmt.bytes_per_param + 2.0 * m * (k + n)) / (self.gpu.hbm_bytes_per_s * e.memory)
-        return self._fixed_s(e) + np.hypot(work, moved)
-
-    def _fixed_s(self, e: Efficiency) -> float:
-        cast = max(e.fixed_s - self.launch_s, 0.0)
-        return min(e.fixed_s, self.launch_s) + self.problem.constant("serving_cast_share") * cast
+        cast = self.problem.constant("serving_cast_s") if kernel.casts else 0.0
+        return self.launch_s + cast + np.hypot(work, moved)
 
     def expert_s(self, visits: Array, touched: Array, n: Array, k: Array, fmt: WeightFormat) -> Array:
         """Grouped GEMM: every touched expert is read whole and computes whole tiles of rows. Without its fixed time."""
@@ -92,6 +97,10 @@ class ServingHardware:
         return np.hypot(work, moved)
 
     def expert_fixed_s(self, fmt: WeightFormat) -> float:
+        """Fixed time of both grouped GEMMs and what is between them; an engine may state its own kernel's."""
+        own = f"serving_expert_fixed_s:{_family(fmt)}:{self.gpu.architecture.lower()}"
+        if own in self.problem.constants:
+            return self.problem.constant(own)
         return self.kernel("expert_gemm", fmt).efficiency.fixed_s
 
     def attention_s(self, key: str, flops: Array, moved: Array) -> Array:
@@ -163,6 +172,11 @@ def _keys(fmt: WeightFormat) -> tuple[str, ...]:
     else:
         own = ()
     return (*own, fmt.compute, "bf16", "fp16")
+
+
+def _family(fmt: WeightFormat) -> str:
+    """The format without block and group sizes."""
+    return re.sub(r"(_block\d+|_g-?\d+z?)$", lambda m: "_block" if m[0].startswith("_block") else "", fmt.name)
 
 
 def _dtype(key: str) -> str:
