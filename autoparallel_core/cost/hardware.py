@@ -87,6 +87,10 @@ class TrainingHardware:
         return self.low is not None
 
     @property
+    def low_input_bytes(self) -> float:
+        return self.problem.constant("memory_low_precision_input_bytes")
+
+    @property
     def expert_half_rows(self) -> float:
         return self.problem.constant("expert_half_rows")
 

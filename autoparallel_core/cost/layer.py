@@ -172,7 +172,7 @@ def _gemm(t: _Sum, block: Block, op: Op) -> None:
     low = hw.low_precision and not op.precise
     if low:
         t.add("cast", hw.cast_s(m * k), hw.cast_s(m * n))
-    t.keep(op, block, mesh.rows(op.k) * op.tokens_fraction * k * (1.0 if low else 2.0))
+    t.keep(op, block, mesh.rows(op.k) * op.tokens_fraction * k * (hw.low_input_bytes if low else 2.0))
     _tensor_parallel(t, op, column=column, row=row)
 
 
@@ -213,7 +213,7 @@ def _expert_gemm(t: _Sum, block: Block, op: Op) -> None:
     t.add("expert_gemm", forward, model.seconds(m, k, n, extra_bytes=more) / fill + wgrad)
     if hw.low_precision:
         t.add("cast", hw.cast_s(m * k), hw.cast_s(m * n))
-    t.keep(op, block, m * k * (1.0 if hw.low_precision else 2.0))
+    t.keep(op, block, m * k * (hw.low_input_bytes if hw.low_precision else 2.0))
 
 
 def _attention(t: _Sum, block: Block, op: Op) -> None:
@@ -243,8 +243,8 @@ def _context_parallel(t: _Sum, kv_bytes: Array, forward: Array, backward: Array)
 
     The backward also sends the gradients of both. What the computation of a step cannot hide is exposed.
     """
-    mesh, net = t.mesh, t.hw.network
-    step = kv_bytes / net.bus(mesh.cp, mesh.tp) + net.latency(np.full(len(mesh), 2.0), mesh.tp)
+    mesh = t.mesh
+    step = t.hw.network.ring_step(kv_bytes, mesh.cp, mesh.tp)
     steps = mesh.cp - 1
     for scale, compute, cause_forward in ((1.0, forward, True), (2.0, backward, False)):
         total = steps * step * scale

@@ -101,6 +101,8 @@ class Stages:
     """Bytes kept per micro-batch in flight, [U, P]."""
     live: Array
     """Bytes of the layer under recompute, [U, P]."""
+    offloaded: Array
+    """Bytes per micro-batch in flight that wait in host memory instead, [U, P]."""
     logits: Array
     stage_index: Array
     """Position of each distinct stage, −1 where padded, [U, P]."""
@@ -135,7 +137,7 @@ class Stages:
             slowest=np.zeros((u, len(CAUSES))), recompute=flat(), forward=flat(), backward=flat(), fill_forward=flat(),
             fill_backward=flat(), mean_forward=flat(), mean_backward=flat(), dense=flat(), expert=flat(), largest_matrix=flat(),
             counts=np.zeros((u, len(pieces.classes))), dense_params=wide(), expert_params=wide(), saved=wide(), live=wide(),
-            logits=wide(), stage_index=wide() - 1.0,
+            offloaded=wide(), logits=wide(), stage_index=wide() - 1.0,
         )  # fmt: skip
         for g, each in enumerate(layouts.values()):
             rows = np.flatnonzero(of_pair == g)
@@ -208,6 +210,11 @@ def _fill_stage(
         dense += n * cost.dense_params[of_key]
         expert += n * cost.expert_params[of_key]
         largest = np.maximum(largest, cost.largest_matrix[of_key])
+    away = saved * min(1.0, problem.software.activation_offload_layers / max(layout.counts[p].sum(), 1.0))
+    saved = saved - away
+    if layout.chunks > 1:
+        boundary = pieces.mesh.resident_tokens[of_key] * problem.arch.hidden_size * 2.0
+        saved += boundary * problem.constant("memory_stage_boundary_copies")
     for present, cost in zip((layout.first[p], *([layout.last[p]] * (1 + len(pieces.mtp)))), pieces.ends, strict=True):
         if not present:
             continue
@@ -224,7 +231,9 @@ def _fill_stage(
         if tied and len(layout.layers_per_stage) > 1:
             dense += pieces.prologue.dense_params[of_key]
     stages.largest_matrix[rows] = largest
-    for name, value in (("dense_params", dense), ("expert_params", expert), ("saved", saved), ("live", live)):
+    for name, value in (
+        ("dense_params", dense), ("expert_params", expert), ("saved", saved), ("live", live), ("offloaded", away),
+    ):  # fmt: skip
         getattr(stages, name)[rows, p] = value
     stages.stage_index[rows, p] = layout.index[p]
     total = seconds.sum(axis=1) + repeated

@@ -5,11 +5,14 @@ Axis legend: S strategies, P distinct stages (padded).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import reduce
+
 import numpy as np
 from numpy.typing import NDArray
 
 from autoparallel_core.cost.data_parallel import Groups
-from autoparallel_core.cost.hardware import TrainingHardware
+from autoparallel_core.cost.hardware import LOW_PRECISION, TrainingHardware
 from autoparallel_core.cost.pipeline import in_flight
 from autoparallel_core.cost.stage_costs import Stages
 from autoparallel_core.spec.problem import Problem
@@ -17,6 +20,8 @@ from autoparallel_core.spec.strategy import StrategyBatch
 
 Array = NDArray[np.float64]
 MEMORY_CAUSES = ("weights", "gradients", "optimizer", "activations", "logits", "transient", "gathered")
+PASSING = ("activations", "logits")
+"""Causes whose blocks come and go within a step."""
 
 
 def stage_memory(
@@ -40,15 +45,39 @@ def stage_memory(
     gathered = np.where(zero == 3, c("fsdp_gathered_layers") * 2.0 * _largest_layer(stages, of_row)[:, None], 0.0)
     memory = {
         "weights": np.where(zero == 3, sharded, local) * c("memory_weight_bytes"),
-        "gradients": np.where(zero >= 2, sharded, local) * c("memory_grad_bytes") * trained,
+        "gradients": np.where(zero >= 2, sharded, local) * gradient_buffer_bytes(problem) * trained,
         "optimizer": np.where(offload, 0.0, state),
         "activations": stages.saved[of_row] * flight + stages.live[of_row],
         "logits": stages.logits[of_row],
         "transient": np.where(exists, largest * c("memory_largest_matrix_bytes"), 0.0),
         "gathered": np.where(exists & (groups.shard[:, None] > 1), gathered, 0.0),
     }
-    host = np.where(offload, state, 0.0).max(axis=1) * min(problem.cluster.gpus_per_node, problem.cluster.n_gpus)
-    return memory, host
+    away = np.where(offload, state, 0.0) + stages.offloaded[of_row] * flight
+    return memory, away.max(axis=1) * min(problem.cluster.gpus_per_node, problem.cluster.n_gpus)
+
+
+def gradient_buffer_bytes(problem: Problem) -> float:
+    """Bytes per parameter of accumulated gradients.
+
+    Low-precision recipes that reduce in 16 bit also accumulate there; runs in 16 bit keep the engine's buffer.
+    """
+    wide = problem.constant("memory_grad_bytes")
+    low = problem.training.precision in LOW_PRECISION
+    return min(wide, 2.0) if low and problem.software.grad_dtype == "bf16" else wide
+
+
+def device_bytes(problem: Problem, memory: Mapping[str, Array]) -> tuple[Array, Array]:
+    """What the device shows in use, and what it must have: (reserved, needed), [S].
+
+    Above the allocated bytes lie the context with its libraries and communicators, and blocks that the caching
+    allocator holds, which grow with the activations that come and go. Before it fails the allocator gives its cached
+    blocks back (PyTorch, CUDA semantics, memory management), so they do not decide whether a run fits.
+    """
+    c, gpu = problem.constant, problem.cluster.gpu
+    needed = reduce(np.add, memory.values()) + gpu.training.get("context_bytes", c("memory_context_bytes"))
+    passing = sum((memory[k] for k in PASSING if k in memory), np.zeros(len(needed)))
+    reserved = needed + passing * c("memory_allocator_slack")
+    return np.where(needed <= gpu.memory_bytes, np.minimum(reserved, gpu.memory_bytes), reserved), needed
 
 
 def _largest_layer(stages: Stages, of_row: NDArray[np.int64]) -> Array:

@@ -91,6 +91,12 @@ class Network:
         rate = np.where(near, self.scale_up_bytes_per_s, self.scale_out_bytes_per_s)
         return n_bytes / rate + np.where(near, self.scale_up_latency_s, self.scale_out_latency_s)
 
+    def ring_step(self, n_bytes: Array, size: Array, stride: Array | float) -> Array:
+        """One step of a ring of sends over the group: across domains some neighbour is behind a single NIC."""
+        inside = self.inside(size, stride)
+        rate = np.where(inside, self.scale_up_bytes_per_s, self.scale_out_bytes_per_s)
+        return n_bytes / rate + np.where(inside, self.scale_up_latency_s, self.scale_out_latency_s)
+
     def exchange(self, token_bytes: Array, top_k: int, size: Array, stride: Array | float, *, once_per_rank: bool) -> Array:
         """All-to-all of the tokens of one rank (``token_bytes`` in one copy) to ``top_k`` experts spread over the group.
 

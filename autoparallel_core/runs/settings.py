@@ -123,7 +123,7 @@ def _cuda_graph(s: Mapping[str, Any]) -> str | None:
 
 
 def recompute_modules(detail: Any) -> tuple[tuple[str, ...] | None, int, list[str]]:
-    """Selective modules (None: not stated), layers per virtual stage under full recompute (0: all), and notes."""
+    """Selective modules (None: not stated), layers per pipeline stage under full recompute (0: all), and notes."""
     if detail is None or detail == []:
         return (None if detail is None else ()), 0, []
     if isinstance(detail, str):

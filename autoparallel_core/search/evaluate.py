@@ -5,6 +5,7 @@ Axis legend: S strategies, P distinct pipeline stages.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from autoparallel_core.cost.stages import StageLayout
 from autoparallel_core.cost.training import evaluate_training
+from autoparallel_core.cost.training_memory import device_bytes
 from autoparallel_core.errors import PluginContract
 from autoparallel_core.search.evaluation import Evaluation
 from autoparallel_core.spec.problem import Problem
@@ -46,11 +48,11 @@ def evaluate(
         seconds, blame = _add(host, "adjust_cost", problem, batch, seconds, cost=dict(cost.seconds))
         memory, more = _add(host, "memory", problem, batch, memory)
         blame |= more
-    total = np.sum(list(seconds.values()), axis=0)
-    allocated = np.sum(list(memory.values()), axis=0)
-    reserved = allocated * problem.constant("memory_reserved_factor") + problem.constant("memory_context_bytes")
+    total = reduce(np.add, seconds.values())
+    allocated = reduce(np.add, memory.values())
+    reserved, needed = device_bytes(problem, memory)
     capacity = problem.cluster.gpu.memory_bytes
-    fits = (reserved <= capacity) & (cost.host_bytes_per_node <= problem.cluster.host_memory_bytes_per_node)
+    fits = (needed <= capacity) & (cost.host_bytes_per_node <= problem.cluster.host_memory_bytes_per_node)
     return Evaluation(
         batch=batch,
         seconds=seconds,
@@ -78,6 +80,6 @@ def _add(
         for cause, value in deltas.items():
             out[cause] = out.get(cause, 0.0) + value
             blame[cause] = plugin.name
-    if out and np.any(np.sum(list(out.values()), axis=0) < 0):
+    if out and np.any(reduce(np.add, out.values()) < 0):
         raise PluginContract(f"hook {hook} of {', '.join(sorted(set(blame.values())))} makes a total negative")
     return out, blame

@@ -170,9 +170,9 @@ def test_sharding_as_stated():
     assert any("shard group 3 does not divide" in n for n in odd.notes)
 
 
-def test_partial_full_recompute_counts_virtual_stages():
+def test_partial_full_recompute_counts_a_stage():
     s = {"tp": 1, "pp": 4, "vpp": 2, "recompute": "full", "recompute_detail": "block, 1 layers per (virtual) stage"}
-    assert translated(record(strategy=s)).strategy.recompute_layers == 2
+    assert translated(record(strategy=s)).strategy.recompute_layers == 1
     assert translated(record(strategy=s | {"recompute_detail": None})).strategy.recompute_layers == 0
 
 

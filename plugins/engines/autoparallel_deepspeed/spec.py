@@ -34,6 +34,12 @@ DEEPSPEED = EngineSpec(
             "BF16_Optimizer keeps fp32 gradients beside 12 bytes of Adam state; published allocated peaks",
             "fitted",
         ),
+        "memory_stage_boundary_copies": Constant(
+            1.0,
+            "outputs of a pipeline stage held per micro-batch in flight, beside the activations for backward",
+            "PipelineEngine keeps the outputs of every pipe buffer until their backward (deepspeed/runtime/pipe/engine.py)",
+            "vendor",
+        ),
         "memory_largest_matrix_bytes": Constant(
             0.0,
             "bytes per element of the largest matrix, held as a transient",

@@ -25,10 +25,16 @@ TORCHTITAN = EngineSpec(
     ),
     constants={
         "memory_bytes_per_logit": Constant(
-            10.0,
-            "bytes kept per local logit at the peak: 16-bit logits, fp32 logits and their gradient",
-            "published torchtitan peaks; cross_entropy_loss computes on logits.float()",
-            "fitted",
+            12.0,
+            "bytes kept per local logit at the peak: 16-bit logits and their gradient, fp32 logits and theirs",
+            "cross_entropy_loss computes on logits.float(): 2 + 4 + 4 + 2 bytes in backward",
+            "vendor",
+        ),
+        "memory_low_precision_input_bytes": Constant(
+            2.0,
+            "bytes per element that a quantised GEMM keeps of its input for the weight gradient",
+            "torchao float8 linear layers save the 16-bit input and cast it again",
+            "vendor",
         ),
         "memory_largest_matrix_bytes": Constant(
             0.0,
