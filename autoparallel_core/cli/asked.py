@@ -112,7 +112,7 @@ def merged(args: argparse.Namespace, launch: Launch, question: argparse.Namespac
     if launch.workload.get("grad_reduce_in_fp32") is False:
         stated["no_grad_reduce_in_fp32"] = True
     if out.engine_version is None:
-        out.engine_version = launch.version or question.engine_version
+        out.engine_version = question.engine_version or launch.version
     for flag in PROBLEM_FLAGS:
         if flag.dest in _MODEL_DESTS or flag.dest in _CLUSTER_DESTS or out.mode not in flag.modes:
             continue

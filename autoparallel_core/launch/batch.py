@@ -187,9 +187,10 @@ def _counted(node: Mapping[str, Any], around: Machines) -> Machines:
     for key in ("completions", "parallelism", "numNodes"):
         if isinstance(node.get(key), int):
             return evolve(around, nodes=node[key])
-    specs = [v for k, v in node.items() if k.endswith("ReplicaSpecs") and isinstance(v, Mapping)]
-    if specs:
-        return evolve(around, nodes=sum(int(r.get("replicas", 1)) for s in specs for r in s.values() if isinstance(r, Mapping)))
+    groups = [v for k, v in node.items() if k.endswith("ReplicaSpecs") and isinstance(v, Mapping)]
+    if groups:
+        workers = [r for g in groups for name, r in g.items() if isinstance(r, Mapping) and str(name).lower() != "launcher"]
+        return evolve(around, nodes=sum(int(r.get("replicas", 1)) for r in workers))
     if "selector" in node and isinstance(replicas, int):
         return evolve(around, instances=replicas)
     return around

@@ -108,7 +108,7 @@ def model_facts(arch: ModelArch, config: Mapping[str, Any]) -> ModelFacts:
         rope_theta=_rope_theta(view),
         rope_scaling=_mapping(view.get("rope_scaling")),
         qkv_bias=any(m.endswith(("q_proj.bias", "qkv_proj.bias", "query_key_value.bias", "c_attn.bias")) for m in modules),
-        qk_norm=any("q_norm" in m or "q_layernorm" in m and "q_a_" not in m for m in modules),
+        qk_norm=any("q_norm" in m or ("q_layernorm" in m and "q_a_" not in m) for m in modules),
         activation=str(view.get("hidden_act") or ""),
         unusual=tuple(sorted({b.kind for layer in arch.layers for b in layer.blocks} - set(USUAL))),
     )

@@ -146,7 +146,7 @@ def serving_kubernetes(
     - containerPort: {port}
   resources:
     limits:
-      nvidia.com/gpu: {cell.gpus_per_node}
+      {problem.cluster.gpu.vendor.lower()}.com/gpu: {cell.gpus_per_node}
   volumeMounts:
     - {{name: launch, mountPath: /launch}}
     - {{name: shm, mountPath: /dev/shm}}"""

@@ -119,6 +119,8 @@ class Job:
     nodes: int
     gpus_per_node: int
     image: str
+    vendor: str = ""
+    """Of the GPUs; the prefix of the resource that pods ask for."""
     master_port: int = 29500
 
 
@@ -191,7 +193,7 @@ spec:
               value: {job.name}-0.{job.name}
           resources:
             limits:
-              nvidia.com/gpu: {job.gpus_per_node}
+              {job.vendor}.com/gpu: {job.gpus_per_node}
           volumeMounts:
             - {{name: launch, mountPath: /launch}}
             - {{name: shm, mountPath: /dev/shm}}

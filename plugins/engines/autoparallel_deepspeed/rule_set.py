@@ -29,6 +29,12 @@ RULES: tuple[Rule, ...] = (
         lambda p, s: f"pp {s.pp} stages, but {p.arch.name} has {p.arch.num_layers} layers",
         "deepspeed/runtime/pipe/module.py: partition_layers",
     ),
+    simple(
+        "offload needs zero",
+        lambda _p, s: (s.offload > 0) & (s.zero == 0),
+        lambda _p, _s: "the optimizer is offloaded by ZeRO, which stage 0 turns off; zero1 would do",
+        "deepspeed/runtime/zero/config.py: offload_optimizer is valid with stage 1, 2 and 3",
+    ),
     common.shard_group("deepspeed/runtime/zero: MiCS and hpZ groups divide the data-parallel ranks", with_cp=False),
     simple(
         "hpz and mics are zero 3",

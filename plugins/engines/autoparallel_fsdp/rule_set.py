@@ -22,6 +22,18 @@ RULES: tuple[Rule, ...] = (
         ),
         "torch.distributed.fsdp.fully_shard: reshard_after_forward true or false",
     ),
+    simple(
+        "fsdp shards over something",
+        lambda _p, s: (s.dp * s.cp == 1) & (s.tp > 1),
+        lambda _p, s: f"tp {s.tp} leaves no ranks for FSDP to shard over (dp × cp = 1); lower tp, or start tensor parallelism alone",
+        f"{CONFIG}: FSDP is enabled but no dimension is left to shard across",
+    ),
+    simple(
+        "offload needs ranks",
+        lambda _p, s: (s.offload > 0) & (s.dp * s.cp == 1),
+        lambda _p, s: f"dp {s.dp} × cp {s.cp} is one rank, which runs without FSDP and its offloading; offload=none would do",
+        "torch.distributed.fsdp.CPUOffloadPolicy",
+    ),
     common.shard_group(f"{CONFIG}: dp_replicate × dp_shard = dp, sharding over dp_shard × cp"),
     simple(
         "hsdp shards nothing",

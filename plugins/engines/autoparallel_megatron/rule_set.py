@@ -231,6 +231,15 @@ RULES: tuple[Rule, ...] = (
         f"{CONFIG}: recompute_num_layers is at most the layers of a pipeline rank",
     ),
     simple(
+        "recompute layers % vpp",
+        lambda _p, s: s.recompute_layers % s.vpp != 0,
+        lambda _p, s: (
+            f"full recompute of {s.recompute_layers} layers of a stage cannot be spread evenly over its {s.vpp} virtual stages"
+            + common.instead("vpp", s.vpp, lambda v: s.recompute_layers % v == 0)
+        ),
+        f"{CONFIG}: recompute_num_layers counts layers of each virtual stage",
+    ),
+    simple(
         "activation offload",
         lambda p, s: p.software.activation_offload_layers > 0 and (s.pp > 1) | (s.recompute > 0),
         lambda p, s: (

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autoparallel_core.hookspecs import hookimpl
+from autoparallel_core.spec.launch import Launch
 from autoparallel_core.spec.problem import EngineSpec, Problem
 from autoparallel_core.spec.rule import Rule
 from autoparallel_core.spec.space import Space
-from autoparallel_core.spec.strategy import StrategyBatch
+from autoparallel_core.spec.strategy import Strategy, StrategyBatch
 from autoparallel_torchtitan.spec import SPACE, TORCHTITAN
 
 if TYPE_CHECKING:
@@ -46,3 +47,19 @@ def memory(problem: Problem, batch: StrategyBatch) -> Mapping[str, FloatArray] |
     from autoparallel_core.cost.sharded_master import no_separate_master
 
     return no_separate_master(problem, batch)
+
+
+@hookimpl
+def export(problem: Problem, strategy: Strategy, options: Mapping[str, Any]) -> Mapping[str, str] | None:
+    if problem.engine.name != TORCHTITAN.name:
+        return None
+    from autoparallel_torchtitan.exporter import launch_files
+
+    return launch_files(problem, strategy, options)
+
+
+@hookimpl
+def read(files: Mapping[str, str], engine: str | None, problem: Problem | None) -> Launch | None:
+    from autoparallel_torchtitan.reader import read_launch
+
+    return read_launch(files, engine, problem)

@@ -88,6 +88,15 @@ RULES: tuple[Rule, ...] = (
         "torchtitan/models/llama3/infra/parallelize.py: DDP has not supported > 1D parallelism",
         until="0.3.0",
     ),
+    simple(
+        "cp shards",
+        lambda _p, s: (s.zero == 0) & (s.cp > 1),
+        lambda _p, s: f"zero0 with cp {s.cp}: context-parallel ranks are part of the FSDP group and always shard; use zero3",
+        f"{DIMS}: the fsdp mesh is dp_shard × cp",
+    ),
+    common.only_value(
+        "recompute_layers", 0, "activation checkpointing covers every layer", "torchtitan/distributed/activation_checkpoint.py"
+    ),
     common.shard_group(f"{DIMS}: dp_replicate × dp_shard = dp, sharding over dp_shard × cp"),
     simple(
         "ep grid",

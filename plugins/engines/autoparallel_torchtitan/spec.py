@@ -48,4 +48,4 @@ TORCHTITAN = EngineSpec(
 )
 """CUDA graphs are on by default in 0.3 but exclude pipelines and most expert dispatchers; they are taken as off here."""
 
-SPACE = Space(etp=(1,), zero=(0, 2, 3), hsdp=True, offload=(0,))
+SPACE = Space(etp=(1,), zero=(0, 2, 3), hsdp=True, offload=(0,), partial_recompute=False)
