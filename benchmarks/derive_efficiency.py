@@ -81,11 +81,15 @@ def show(p: Preset, d: Derived) -> None:
         print(f"  {key:24s} {value * 1e6:.1f} µs  [{source}]")
 
 
+def _toml_key(key: str) -> str:
+    return f'"{key}"' if "@" in key else key
+
+
 def to_toml(d: Derived) -> str:
     lines = ["# Written by benchmarks/derive_efficiency.py --write; do not edit."]
     for table, fits in d.kernels.items():
         for key, (f, source) in fits.items():
-            lines += ["", f"[{table}.{key}]", f"compute = {f.compute:.3f}", f"memory = {f.memory:.3f}"]
+            lines += ["", f"[{table}.{_toml_key(key)}]", f"compute = {f.compute:.3f}", f"memory = {f.memory:.3f}"]
             lines += [f"fixed_s = {f.fixed_s:.2e}", 'origin = "measured"', f'source = "{source}: {f.note}"']
     for kind, curves in d.curves.items():
         for c, source in curves:

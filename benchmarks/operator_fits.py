@@ -37,6 +37,8 @@ EXPERT_PEERS = {  # pooled: the sample has too few rows per GPU
 BLACKWELL = ("B200 SXM", "GB200", "B300 SXM", "GB300")
 EXPERT_PAD_TOKENS = 20.0
 """Token slots that a touched expert's last tile leaves empty, on average."""
+OWN_ROWS = 40
+"""Rows of one engine from which its attention kernels get an entry of their own."""
 NARROW = 256
 """Experts narrower than this per rank run at tile granularity and are not fitted."""
 NEARLY_EMPTY_S = 5e-6
@@ -207,35 +209,51 @@ def attention(p: Preset, tables: Tables) -> Iterator[tuple[str, Roofline, str]]:
         yield from _infersim(p, tables)
 
 
+def _by_engine(rows: Table) -> Iterator[tuple[str, str, Table]]:
+    """All rows under the bare key, then those of each engine that has many under ``@engine``: their kernels differ."""
+    yield "", "", rows
+    for (engine,), own in rows.groups("fw"):
+        if len(own) >= OWN_ROWS:
+            yield f"@{engine}", f", {engine}'s kernels", own
+
+
 def _prefill(p: Preset, tables: Tables) -> Iterator[tuple[str, Roofline, str]]:
     table = tables.of("context_attention", p.operator_name).where(lambda r: r["kernel_source"] != "triton")
     for key, dtype, kv in (("prefill", "bfloat16", "bfloat16"), ("prefill_fp8", "fp8", "fp8")):
-        rows = table.where(lambda r, d=dtype, kv=kv: r["attn_dtype"] == d and r["kv_cache_dtype"] == kv)
-        if len(rows) < 20:
-            continue
-        b, s, h, g, d, past, t = rows.number(
-            "batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "step", "latency_ms"
-        )
-        width = 1.0 if kv == "fp8" else 2.0
-        flops = 4 * b * h * d * (s * s / 2 + s * past)
-        traffic = 4 * b * s * h * d + 2 * b * (s + past) * g * d * width
-        fit = fit_roofline(flops / p.peak["fp8" if dtype == "fp8" else "bf16"], traffic / p.bandwidth, t * 1e-3)
-        if fit.median_error < 0.25:
-            yield key, fit, f"{AIC}, causal prefill attention"
+        for suffix, whose, rows in _by_engine(
+            table.where(lambda r, d=dtype, kv=kv: (r["attn_dtype"], r["kv_cache_dtype"]) == (d, kv))
+        ):
+            if len(rows) < 20:
+                continue
+            b, s, h, g, d, past, t = rows.number(
+                "batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "step", "latency_ms"
+            )
+            width = 1.0 if kv == "fp8" else 2.0
+            flops = 4 * b * h * d * (s * s / 2 + s * past)
+            traffic = 4 * b * s * h * d + 2 * b * (s + past) * g * d * width
+            fit = fit_roofline(flops / p.peak["fp8" if dtype == "fp8" else "bf16"], traffic / p.bandwidth, t * 1e-3)
+            if fit.median_error < 0.25:
+                yield key + suffix, fit, f"{AIC}, causal prefill attention{whose}"
 
 
 def _decode(p: Preset, tables: Tables) -> Iterator[tuple[str, Roofline, str]]:
     table = tables.of("generation_attention", p.operator_name).where(lambda r: r["kernel_source"] != "triton")
     for key, kv, width in (("decode", "bfloat16", 2.0), ("decode_fp8", "fp8", 1.0)):
-        rows = table.where(lambda r, kv=kv: r["kv_cache_dtype"] == kv)
-        if len(rows) < 20:
-            continue
-        b, n, h, g, d, t = rows.number("batch_size", "kv_len", "num_heads", "num_key_value_heads", "head_dim", "latency_ms")
-        traffic = 2 * b * n * g * d * width
-        keep = _not_cached(p, traffic, t * 1e-3)
-        flops = 4 * b * h * d * n
-        fit = fit_roofline((flops / p.peak["bf16"])[keep], (traffic / p.bandwidth)[keep], (t * 1e-3)[keep])
-        yield key, fit, f"{AIC}, decode attention"
+        for suffix, whose, rows in _by_engine(table.where(lambda r, kv=kv: r["kv_cache_dtype"] == kv)):
+            fits = [_decode_fit(p, kernel, width) for _, kernel in rows.groups("kernel_source")] if suffix else []
+            fits = [f for f in fits if f.rows >= OWN_ROWS and f.median_error < 0.25]
+            if suffix and fits:
+                yield key + suffix, max(fits, key=_speed), f"{AIC}, decode attention{whose}"
+            elif not suffix and len(rows) >= 20:
+                yield key, _decode_fit(p, rows, width), f"{AIC}, decode attention"
+
+
+def _decode_fit(p: Preset, rows: Table, width: float) -> Roofline:
+    b, n, h, g, d, t = rows.number("batch_size", "kv_len", "num_heads", "num_key_value_heads", "head_dim", "latency_ms")
+    traffic = 2 * b * n * g * d * width
+    keep = _not_cached(p, traffic, t * 1e-3)
+    flops = 4 * b * h * d * n
+    return fit_roofline((flops / p.peak["bf16"])[keep], (traffic / p.bandwidth)[keep], (t * 1e-3)[keep])
 
 
 def _latent(p: Preset, tables: Tables) -> Iterator[tuple[str, Roofline, str]]:
@@ -249,13 +267,16 @@ def _latent(p: Preset, tables: Tables) -> Iterator[tuple[str, Roofline, str]]:
         ("mla_decode", "generation_mla_sample", "bfloat16", 2.0),
         ("mla_decode_fp8", "generation_mla_sample", "fp8", 1.0),
     ):
-        rows = tables.of(file, p.operator_name).where(lambda r, kv=kv: r["kv_cache_dtype"] == kv)
-        fits = {k[0]: _latent_fit(p, kernel, decode="decode" in key, width=width) for k, kernel in rows.groups("kernel_source")}
-        fits = {k: f for k, f in fits.items() if f.rows >= 20 and f.fixed_s < HOST_BOUND_S}
-        if fits:
-            kernel, best = max(fits.items(), key=lambda item: _speed(item[1]))
-            if best.median_error < 0.4:
-                yield key, best, f"{AIC}, MLA {'decode' if 'decode' in key else 'prefill'}, fastest kernel '{kernel}'"
+        for suffix, whose, rows in _by_engine(tables.of(file, p.operator_name).where(lambda r, kv=kv: r["kv_cache_dtype"] == kv)):
+            kernels = {
+                k[0]: _latent_fit(p, kernel, decode="decode" in key, width=width) for k, kernel in rows.groups("kernel_source")
+            }
+            fits = {k: f for k, f in kernels.items() if f.rows >= 20 and f.fixed_s < HOST_BOUND_S}
+            if fits:
+                kernel, best = max(fits.items(), key=lambda item: _speed(item[1]))
+                if best.median_error < (0.25 if suffix else 0.4):
+                    what = "decode" if "decode" in key else "prefill"
+                    yield key + suffix, best, f"{AIC}, MLA {what}{whose}, fastest kernel '{kernel}'"
 
 
 def _latent_fit(p: Preset, rows: Table, *, decode: bool, width: float) -> Roofline:

@@ -32,8 +32,13 @@ class Kernel:
 
     efficiency: Efficiency
     peak_flops: float
-    casts: bool
-    """Activations are cast to the operands' dtype first."""
+    dtype: str
+    """Of the operands that the matrix units multiply."""
+
+    @property
+    def casts(self) -> bool:
+        """Activations are cast to the operands' dtype first."""
+        return self.dtype not in PLAIN
 
 
 @define(eq=False, slots=False)
@@ -72,7 +77,11 @@ class ServingHardware:
             raise SpecError(f"{self.gpu.name} has no {table} efficiency for '{fmt.name}'; its data states {_names(known)}")
         key = next((k for k in usable if known[k].origin != "assumed"), usable[0])
         peak = self.peak_16bit if _dtype(key) in PLAIN else self.gpu.peak(_dtype(key))
-        return Kernel(known[key], peak, _dtype(key) not in PLAIN)
+        return Kernel(known[key], peak, _dtype(key))
+
+    def operand_bytes(self, fmt: WeightFormat) -> float:
+        """Bytes per activation that an expert's kernel takes, with its scales."""
+        return {"fp8": 1.0, "int8": 1.0, "fp4": 0.5 + 1.0 / 16}.get(self.kernel("expert_gemm", fmt).dtype, 2.0)
 
     def gemm_s(self, m: Array, n: Array, k: Array, fmt: WeightFormat) -> Array:
         """Launch, plus the root sum of squares of compute and memory time: the two overlap, but not at the ridge.
@@ -104,12 +113,17 @@ class ServingHardware:
         return self.kernel("expert_gemm", fmt).efficiency.fixed_s
 
     def attention_s(self, key: str, flops: Array, moved: Array) -> Array:
-        """One attention call; ``key`` of ``Gpu.attention`` with ``_fp8`` falling back to 16 bit."""
-        known = self.gpu.attention
-        e = known.get(key) or known.get(key.removesuffix("_fp8"))
-        if e is None:
+        """One attention call; ``key`` of ``Gpu.attention``, the engine's own kernel (``key@engine``) before that of any engine.
+
+        ``_fp8`` falls back to 16 bit. An engine's kernel assumed from another GPU yields to one measured on this GPU.
+        """
+        known, plain = self.gpu.attention, key.removesuffix("_fp8")
+        usable = [k for base in (key, plain) for k in (f"{base}@{self.problem.engine.name}", base) if k in known]
+        if not usable:
             raise SpecError(f"{self.gpu.name} has no attention efficiency for '{key}'; its data states {_names(known)}")
-        peak = self.gpu.peak("fp8") if key == "prefill_fp8" and key in known else self.peak_16bit
+        chosen = next((k for k in usable if known[k].origin != "assumed"), usable[0])
+        e = known[chosen]
+        peak = self.gpu.peak("fp8") if chosen.startswith("prefill_fp8") else self.peak_16bit
         return e.fixed_s + np.hypot(flops / (peak * e.compute), moved / (self.gpu.hbm_bytes_per_s * e.memory))
 
     def stream_s(self, moved: Array | float) -> Array:

@@ -185,7 +185,8 @@ def _cycle(
         stages[:, -1] += head
         hop = hw.hop_s(sequences[rows] * problem.arch.hidden_size * 2.0, float((batch.tp * batch.attn_dp)[rows].max() * pp))
         slowest = stages.max(axis=1) + host + hop
-        cycle[rows] = np.maximum(stages.sum(axis=1) + pp * (host + hop), micro[rows] * slowest)
+        waiting = 1.0 + problem.constant("serving_stage_wait") * (micro[rows] - 1.0)
+        cycle[rows] = np.maximum(stages.sum(axis=1) + pp * (host + hop), micro[rows] * slowest * waiting)
         uneven[rows] = sizes.max() / layers * pp
     return cycle, uneven
 

@@ -201,7 +201,7 @@ def _elementwise(t: _Step, block: Block, op: Op, n_layers: float) -> None:  # no
     t.add("elementwise", t.hw.stream_s(moved * t.hw.problem.constant("elementwise_fused")), n_layers)
 
 
-def _exchange(t: _Step, block: Block, op: Op, n_layers: float) -> None:  # noqa: ARG001
+def _exchange(t: _Step, block: Block, op: Op, n_layers: float) -> None:
     """Expert outputs are reduced over tp when attention is tensor-parallel, exchanged when it is data-parallel."""
     assert isinstance(op, TokenExchange)
     mesh, hw = t.mesh, t.hw
@@ -212,10 +212,15 @@ def _exchange(t: _Step, block: Block, op: Op, n_layers: float) -> None:  # noqa:
     if np.all(t.attn_dp == 1):
         return
     copies = ranks * (1.0 - (1.0 - 1.0 / np.maximum(ranks, 1.0)) ** op.top_k)
-    width = 1.0 if op.direction == "dispatch" else 2.0
+    experts = next(o for o in block.ops if isinstance(o, ExpertGemm))
+    width = hw.operand_bytes(t.format(experts)) if op.direction == "dispatch" else 2.0
     exchange = hw.collective_s(op.direction, message / mesh.tp * copies * width, ranks)
-    gathered = hw.collective_s("all_gather", t.group_tokens * op.width.size * 2.0, ranks)
-    t.add("all_to_all", np.where(t.attn_dp > 1, np.where(mesh.ep > 1, exchange, gathered), 0.0), n_layers)
+    shared = hw.collective_s(GATHERED[op.direction], t.group_tokens * op.width.size * width, ranks)
+    t.add("all_to_all", np.where(t.attn_dp > 1, np.where(mesh.ep > 1, exchange, shared), 0.0), n_layers)
+
+
+GATHERED = {"dispatch": "all_gather", "combine": "reduce_scatter"}
+"""What replaces the exchange where experts are cut by width and every rank needs every token."""
 
 
 def _ends(t: _Step, op: Op) -> None:

@@ -80,7 +80,7 @@ CONSTANTS = {
         "measured",
     ),
     "serving_ttft_steps": Constant(3.2, "decode steps before a request's prefill starts", _RUNS, "fitted"),
-    "serving_first_wave": Constant(0.14, "share of requests whose prefill queues behind the others'", _RUNS, "fitted"),
+    "serving_first_wave": Constant(0.13, "share of requests whose prefill queues behind the others'", _RUNS, "fitted"),
     "serving_ttft_offset_s": Constant(9.7e-3, "fixed time to first token", _RUNS, "fitted"),
 }
 
