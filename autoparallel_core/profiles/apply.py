@@ -22,6 +22,7 @@ from autoparallel_core.profiles.work import work_of
 from autoparallel_core.spec.cluster import CollectiveCurve, Efficiency, Gpu
 
 LEAST_ROWS = 3
+_ELEMENTWISE = tuple(f"elementwise_{how}" for how in ("fused", "compiled", "partly_fused", "eager", "unfused"))
 KNOT_ERROR = 0.1
 """A curve that two parameters miss by more keeps its measured points."""
 SATURATION = {"gemm_half_k": 100.0, "attention_half_length": 400.0}
@@ -76,6 +77,8 @@ class _Work:
 
     def __init__(self, gpu: Gpu, profile: Profile, saturation: Mapping[str, float]) -> None:
         self.gpu, self.saturation = gpu, saturation
+        self.plain_torch = profile.device is not None
+        """The device that only this profile describes runs what was measured, and no fused kernels of an engine."""
         self.source = profile.provenance.sentence
         self.kernels: dict[str, dict[str, Efficiency]] = {
             t: {**getattr(gpu, t), **profile.kernels.get(t, {})} for t in ("gemm", "expert_gemm", "attention")
@@ -199,18 +202,25 @@ class _Work:
     # -- memory, launches ----------------------------------------------------------------------------------------
 
     def add_memory(self, table: Table) -> None:
-        stream = table.where(np.isin(table["op"], ("copy", "add", "norm", "activation")))
-        if len(stream):
-            size = stream.number("bytes")[0]
+        streams = table.where(np.isin(table["op"], ("copy", "add")))
+        if len(streams):
+            size = streams.number("bytes")[0]
             large = size >= np.quantile(size, 0.5)
-            share = float(np.median(size[large] / stream.seconds[large] / self.gpu.hbm_bytes_per_s))
-            self.train("hbm", share, f"median of the {int(large.sum())} largest of {len(stream)} element-wise passes", most=1.0)
-            self.constants["serving_stream_share"] = (min(share, 1.0), "share of memory bandwidth of element-wise passes")
+            share = float(np.median(size[large] / streams.seconds[large] / self.gpu.hbm_bytes_per_s))
+            self.train("hbm", share, f"median of the {int(large.sum())} largest of {len(streams)} copies and additions", most=1.0)
+            self.constants["serving_stream_share"] = (min(share, 1.0), "share of memory bandwidth of copies and additions")
+        rate = self.gpu.hbm_bytes_per_s * self.training.get("hbm", 1.0)
+        passes = table.where(np.isin(table["op"], ("norm", "activation")))
+        if self.plain_torch and len(passes):
+            size = passes.number("bytes")[0]
+            large = size >= np.quantile(size, 0.5)
+            slower = float(np.median(passes.seconds[large] * rate / size[large]))
+            for name in _ELEMENTWISE:
+                self.constants[name] = (slower, "norms and activations against copies of as many bytes")
         for op, name, each in (("adam", "optimizer_bytes_per_param", 16.0), ("loss", "loss_bytes_per_logit", 2.0)):
             rows = table.where(table["op"] == op)
             if len(rows):
                 elements = rows.number("bytes")[0] / each
-                rate = self.gpu.hbm_bytes_per_s * self.training.get("hbm", 1.0)
                 value = float(np.median(rows.seconds * rate / elements))
                 self.constants[name] = (value, f"{op}: bytes per element at the measured rate, {len(rows)} sizes")
 
@@ -218,6 +228,9 @@ class _Work:
         one = table.where(table["what"] == "kernel")
         if len(one):
             self.constants["host_launch_s"] = (float(np.median(one.seconds)), f"launch of an operator, {len(one)} timings")
+        layer = table.where(table["what"] == "layer")
+        if len(layer):
+            self.constants["host_blocking_layer_s"] = (float(np.median(layer.seconds)), f"a tiny layer, {len(layer)} timings")
 
     # -- network -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,53 @@
+"""What a measurement found, in a screenful: rates against the device's peaks, and where the file went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from autoparallel_core.profiles.apply import apply_profile
+from autoparallel_core.profiles.files import Profile
+from autoparallel_core.profiles.plausible import peak_of
+from autoparallel_core.profiles.work import work_of
+from autoparallel_core.report import format as fmt
+from autoparallel_core.report.console import bullets, heading, make_console, put
+from autoparallel_core.spec.cluster import Gpu
+
+
+def print_profile(gpu: Gpu, profile: Profile, files: Sequence[Path], *, left: int, whole: int) -> None:
+    """Print the summary."""
+    console = make_console()
+    heading(console, f"{gpu.name}: {profile.rows:,} points")
+    bullets(console, list(findings(gpu, profile)))
+    bullets(console, [*profile.provenance.notes, *apply_profile(gpu, profile).notes])
+    if left:
+        put(console, f"Unfinished: {whole - left} of {whole} are measured; the same command goes on from there.", style="bold")
+    for file in files:
+        put(console, f"Written to {file}")
+    put(console, f"Used by every answer about {gpu.name} that does not say --no-profile." if len(files) else "")
+
+
+def findings(gpu: Gpu, profile: Profile) -> Iterator[str]:
+    """One sentence per kind of operator."""
+    measured = apply_profile(gpu, profile).gpu
+    for table in ("gemm", "expert_gemm", "attention"):
+        if table not in profile.tables:
+            continue
+        for (key,), rows in profile.tables[table].by("phase" if table == "attention" else "dtype"):
+            work = work_of(rows)
+            rate = work.least_flops / rows.seconds
+            share = float(np.max(rate / peak_of(work.operand, gpu)))
+            yield f"{table} {key}: {len(rows)} shapes, up to {fmt.flops(float(rate.max()))} ({fmt.percent(share)} of the peak)"
+    if (passes := profile.tables.get("memory")) is not None:
+        rate = passes.number("bytes")[0] / passes.seconds
+        share = measured.training.get("hbm", 1.0)
+        yield f"memory: {len(passes)} passes, up to {fmt.bandwidth(float(rate.max()))}; copies reach {share:.0%} of the bandwidth"
+    for kind, curves in measured.collectives.items():
+        for c in curves:
+            if c.origin == "measured" and "collectives" in profile.tables:
+                yield f"{kind} over {c.ranks}: {fmt.bandwidth(c.bus_bytes_per_s)} bus, {fmt.seconds(c.latency_s)} latency"
+    if (launches := profile.tables.get("launch")) is not None:
+        for what, seconds in zip(launches["what"].tolist(), launches.seconds.tolist(), strict=True):
+            yield f"launch of a {what}: {fmt.seconds(seconds)}"
