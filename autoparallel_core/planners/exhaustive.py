@@ -118,7 +118,7 @@ class _Best:
         self.fitting += len(rows)
         if len(rows):
             fitting = e.batch.take(rows)
-            self.top.add(fitting, score[rows])
+            self.top.add(fitting, score[rows], e.tight[rows])
             self.front.add(fitting, score[rows], _margin(self.problem, e)[rows])
         elif not self.fitting:
             out = np.flatnonzero(~e.fits)

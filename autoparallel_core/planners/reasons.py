@@ -87,13 +87,17 @@ def memory(problem: Problem, plan: Plan) -> str:
     )
 
 
+def _tighter(plan: Plan, after: Plan) -> bool:
+    return plan.verdict == "fits" and after.verdict == "tight"
+
+
 def next_best(problem: Problem, plan: Plan, after: Plan) -> str:
     """How the plan ranked next differs, and by which cost it loses."""
     name = f"next best: {after.notation}"
     mine, other = speed(problem, plan), speed(problem, after)
     ratio = other / mine if mine else 1.0
     if ratio > 1 - TIE:
-        return f"{name} is as fast (within {TIE:.1%}) and less plain"
+        return f"{name} is as fast (within {TIE:.0%}) and " + ("leaves less room" if _tighter(plan, after) else "less plain")
     more, cause = _largest_increase(plan, after)
     why = f", mostly by {_seconds(more)} more for {title(cause)}" if cause else ""
     return f"{name} is {1 - ratio:.1%} slower{why}"

@@ -15,6 +15,7 @@ from autoparallel_core.report.header import print_header
 from autoparallel_core.report.layout import Column, print_bands, print_figures
 from autoparallel_core.report.serving import serving_columns
 from autoparallel_core.report.training import training_columns
+from autoparallel_core.search.rank import TIE
 from autoparallel_core.search.result import Plan, SearchResult
 from autoparallel_core.spec.problem import Problem
 
@@ -103,7 +104,9 @@ def _title(problem: Problem, n: int) -> str:
         "latency": "end-to-end latency of a request",
         "cost": "output tokens/s per GPU in use",
     }["training" if problem.mode == "training" else problem.inference.goal]
-    return f"Best {n} by {what}" if n > 1 else f"Best by {what}"
+    if n < 2:
+        return f"Best by {what}"
+    return f"Best {n} by {what} (within {TIE:.0%} is a tie: room in memory first, then the plainer)"
 
 
 def _lead(problem: Problem, plans: Sequence[Plan], i: int) -> str:

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autoparallel_core.runs.record import RunRecord
 from autoparallel_core.report.console import heading, make_console, put
 from autoparallel_core.report.scatter import scatter
+from autoparallel_core.runs.record import RunRecord
 from autoparallel_core.runs.stats import (
     KEYS,
     Compared,

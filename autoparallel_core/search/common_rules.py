@@ -66,9 +66,9 @@ def holding(rules: Iterable[Rule], version: str) -> tuple[Rule, ...]:
 
 
 def neighbours(value: int, legal: Callable[[int], bool], *, limit: int | None = None) -> list[int]:
-    """The nearest legal values below and above ``value``, nearest first (within a factor of 64, or up to ``limit``)."""
+    """The nearest legal values below and above ``value``, nearest first (up to ``limit``, 64 times the value without one)."""
     below = next((n for n in range(value - 1, 0, -1) if legal(n)), None)
-    above = next((n for n in range(value + 1, min(64 * value, limit or 64 * value) + 1) if legal(n)), None)
+    above = next((n for n in range(value + 1, (limit or 64 * value) + 1) if legal(n)), None)
     found = [n for n in (below, above) if n is not None]
     return sorted(found, key=lambda n: abs(n - value))
 

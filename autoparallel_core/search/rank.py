@@ -1,7 +1,8 @@
 """The best of a stream of batches in bounded memory: the top k, the Pareto front, the nearest miss.
 
-Scores are "larger is better". Scores within ``TIE`` of the best of their group are ties, which the plainer strategy
-wins: fewer dimensions in use, then smaller degrees, less recompute, no offload. Groups are formed from the top: the
+Scores are "larger is better". Scores within ``TIE`` of the best of their group are ties (the model is not that
+accurate), which a strategy that leaves room in memory wins, then the plainer one: fewer dimensions in use, then
+smaller degrees, less recompute, no offload. Groups are formed from the top: the
 best score leads the first group, the best of the rest the second, and so on.
 
 Axis legend: S strategies of a batch.
@@ -18,7 +19,8 @@ from autoparallel_core.spec.strategy import Strategy, StrategyBatch
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-TIE = 1e-3
+TIE = 1e-2
+"""Differences that a prediction cannot tell apart: a quarter of the median error on published runs."""
 _DIMENSIONS = ("tp", "pp", "vpp", "cp", "ep", "etp", "attn_dp", "dp")
 _SMALLER_FIRST = ("tp", "pp", "cp", "ep", "etp", "vpp", "attn_dp")
 _POOL = 4096
@@ -38,8 +40,8 @@ def plainness(batch: StrategyBatch) -> tuple[IntArray, ...]:
     )  # fmt: skip
 
 
-def rank_order(batch: StrategyBatch, score: FloatArray, *, tie: float = TIE) -> IntArray:
-    """Indices, best first, with ties resolved by plainness."""
+def rank_order(batch: StrategyBatch, score: FloatArray, *, tight: NDArray[np.bool_] | None = None, tie: float = TIE) -> IntArray:
+    """Indices, best first, with ties resolved by room in memory (``tight`` marks those without) and by plainness."""
     n = len(batch)
     if not n:
         return np.zeros(0, dtype=np.int64)
@@ -53,7 +55,8 @@ def rank_order(batch: StrategyBatch, score: FloatArray, *, tie: float = TIE) -> 
         group[start:end] = g
         start, g = max(end, start + 1), g + 1
     keys = plainness(batch.take(descending))
-    return descending[np.lexsort((*reversed(keys), group))]
+    room = np.zeros(n, dtype=bool) if tight is None else tight[descending]
+    return descending[np.lexsort((*reversed(keys), room, group))]
 
 
 @define
@@ -68,17 +71,19 @@ class TopK:
     tie: float = TIE
     batch: StrategyBatch = field(default=_EMPTY)
     score: FloatArray = field(factory=lambda: np.zeros(0))
+    tight: NDArray[np.bool_] = field(factory=lambda: np.zeros(0, dtype=bool))
     limit: int = _POOL
     """Pool size at which the plainness argument is applied, too."""
 
-    def add(self, batch: StrategyBatch, score: FloatArray) -> None:
-        """Offer S strategies with their scores."""
+    def add(self, batch: StrategyBatch, score: FloatArray, tight: NDArray[np.bool_] | None = None) -> None:
+        """Offer S strategies with their scores; ``tight`` marks those that leave little memory."""
         floor = self._floor()
         good = score >= floor
         if not good.any():
             return
         self.batch = StrategyBatch.concat([self.batch, batch.take(good)])
         self.score = np.concatenate([self.score, score[good]])
+        self.tight = np.concatenate([self.tight, np.zeros(int(good.sum()), dtype=bool) if tight is None else tight[good]])
         keep = self.score >= self._floor()
         self._keep(keep)
         if len(self.batch) > self.limit:
@@ -87,7 +92,7 @@ class TopK:
 
     def ranked(self) -> tuple[StrategyBatch, FloatArray]:
         """Up to k strategies, best first, and their scores."""
-        order = rank_order(self.batch, self.score, tie=self.tie)[: self.k]
+        order = rank_order(self.batch, self.score, tight=self.tight, tie=self.tie)[: self.k]
         return self.batch.take(order), self.score[order]
 
     def _floor(self) -> float:
@@ -99,11 +104,11 @@ class TopK:
 
     def _keep(self, mask: NDArray[np.bool_]) -> None:
         if not mask.all():
-            self.batch, self.score = self.batch.take(mask), self.score[mask]
+            self.batch, self.score, self.tight = self.batch.take(mask), self.score[mask], self.tight[mask]
 
     def _skyband(self) -> NDArray[np.bool_]:
         """Drops what k plainer strategies with at least its score beat, walking from the plainest on."""
-        order = np.lexsort((-self.score, *reversed(plainness(self.batch))))
+        order = np.lexsort((-self.score, *reversed(plainness(self.batch)), self.tight))
         best = np.full(self.k, -np.inf)  # the k best scores so far, ascending
         mask = np.ones(len(order), dtype=bool)
         for i in order:

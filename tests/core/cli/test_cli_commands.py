@@ -34,7 +34,7 @@ def test_json_is_one_object_and_consistent(cli, small, mode):
     assert (body["schema_version"], body["command"], body["mode"], body["status"]) == (1, "advise", mode, "ok")
     assert 1 <= len(body["strategies"]) <= 3
     rates = [s["tokens_per_s_per_gpu"] for s in body["strategies"]]
-    assert all(b <= a * 1.002 for a, b in pairwise(rates))  # ties within 0.1% are ordered by plainness
+    assert all(b <= a * 1.02 for a, b in pairwise(rates))  # ties within 1% are ordered by plainness
     for s in body["strategies"]:
         axes = s["axes"]
         assert axes["tp"] * axes["pp"] * axes["cp"] * axes["dp"] * axes["attn_dp"] == 16
@@ -179,7 +179,7 @@ def test_explain_the_best_agrees_with_the_search(cli, small):
     assert body["plan"]["cost_s"] == best["cost_s"]
     fitting = [c["throughput_ratio"] for c in body["changes"] if c["fits"]]
     assert fitting
-    assert max(fitting) <= 1.002  # no single change of the best beats it, ties apart
+    assert max(fitting) <= 1.02  # no single change of the best beats it, ties apart
     assert body["sources"] is None
 
 

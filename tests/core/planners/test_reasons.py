@@ -51,7 +51,7 @@ def test_next_best_says_by_what_it_loses() -> None:
         "next best: tp4 pp4 dp4 mbs1 is 20.0% slower, mostly by 4 s more for the pipeline bubble"
     )
     tie = plan("tp4 pp4 dp4", 999.5, {"gemm": 10.0})
-    assert next_best(PROBLEM, FIRST, tie) == "next best: tp4 pp4 dp4 mbs1 is as fast (within 0.1%) and less plain"
+    assert next_best(PROBLEM, FIRST, tie) == "next best: tp4 pp4 dp4 mbs1 is as fast (within 1%) and less plain"
 
 
 def test_every_plan_but_the_last_is_compared() -> None:

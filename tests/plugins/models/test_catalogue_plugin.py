@@ -4,9 +4,9 @@ import pytest
 
 from autoparallel_catalogue import expand
 from autoparallel_core.host import host
-from autoparallel_core.reading.report import formats
 from autoparallel_core.models import load_model
 from autoparallel_core.ops.params import kv_bytes_per_token, parameter_counts, state_bytes_per_sequence, weight_bytes
+from autoparallel_core.reading.report import formats
 
 FACTS = expand.facts()
 

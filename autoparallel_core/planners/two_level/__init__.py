@@ -1,0 +1,46 @@
+"""Plugin of the planner ``two_level``: uneven stages over an optimum inside each stage (docs/explanation/two-level-search.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from autoparallel_core.errors import SpecError
+from autoparallel_core.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from autoparallel_core.search.result import SearchResult
+    from autoparallel_core.spec.problem import Problem
+
+NAME = "two_level"
+
+
+@hookimpl
+def planners() -> dict[str, str]:
+    return {NAME: "training: stages of any size, recompute chosen by stage; exact cuts over the grid's strategies"}
+
+
+@hookimpl
+def plan(planner: str, problem: Problem, options: Mapping[str, Any]) -> SearchResult | None:
+    """Search with stages of any size.
+
+    ``options``: ``host`` (required), ``top`` plans to return, ``progress`` called with (strategies done, in all).
+    Raises SpecError for a serving problem.
+    """
+    if planner != NAME:
+        return None
+    if problem.mode != "training":
+        raise SpecError(f"--planner {NAME} is for training; serving has no stages to cut by time (use grid)")
+    from autoparallel_core.planners.two_level.uneven import uneven_search
+    from autoparallel_core.search.rules import rules_for
+    from autoparallel_core.spec.space import Space
+
+    host = options["host"]
+    return uneven_search(
+        problem,
+        host.search_space(problem) or Space(),
+        rules_for(problem, host),
+        host=host,
+        top=options.get("top", 10),
+        progress=options.get("progress"),
+    )
