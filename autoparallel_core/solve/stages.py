@@ -31,6 +31,9 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
+_AT_ONCE = 1 << 18
+"""Elements up to which one step of the recursion is one array operation."""
+
 
 @frozen
 class Stage:
@@ -71,6 +74,8 @@ class StageProblem:
     """Weight of Σ T by number of stages, [K]."""
     repeat: Array
     """Weight of max T by number of stages, [K]."""
+    allowed: NDArray[np.bool_]
+    """Which numbers of stages are permitted, [K]."""
 
     @classmethod
     def of(
@@ -82,8 +87,12 @@ class StageProblem:
         micro_batches: int | None = None,
         spread: ArrayLike | None = None,
         repeat: ArrayLike | None = None,
+        allowed: ArrayLike | None = None,
     ) -> StageProblem:
-        """Give ``micro_batches`` (1F1B) or both weights. Raises ValueError on shapes and negative weights."""
+        """Give ``micro_batches`` (1F1B) or both weights; all numbers of stages are allowed unless ``allowed`` says which.
+
+        R may be 0: then units are not counted. Raises ValueError on shapes and negative weights.
+        """
         t = np.asarray(time, dtype=np.float64)
         if t.ndim != 4 or t.shape[1] != t.shape[2]:
             raise ValueError(f"stage times must be [K, L, L, M], not {t.shape}")
@@ -93,8 +102,10 @@ class StageProblem:
             raise ValueError("a stage time is negative or not a number")
         k, _, _, m = t.shape
         capacity = np.atleast_1d(np.asarray(total, dtype=np.int64))
-        size = np.asarray(units, dtype=np.int64).reshape(m, -1)
-        if size.shape != (m, len(capacity)) or (size < 0).any() or (size.sum(axis=1) == 0).any():
+        size = np.asarray(units, dtype=np.int64)
+        size = size[:, None] if size.ndim == 1 else size
+        empty = bool(len(capacity)) and (size.sum(axis=1) == 0).any()
+        if size.shape != (m, len(capacity)) or (size < 0).any() or empty:
             raise ValueError(f"submesh sizes must be [{m}, {len(capacity)}], none empty, not {size.tolist()}")
         if micro_batches is not None:
             spread, repeat = np.ones(k), np.full(k, float(micro_batches - 1))
@@ -103,7 +114,8 @@ class StageProblem:
         a, b = np.asarray(spread, dtype=np.float64), np.asarray(repeat, dtype=np.float64)
         if a.shape != (k,) or b.shape != (k,) or (a < 0).any() or (b < 0).any():
             raise ValueError(f"weights must be {k} non-negative numbers")
-        return cls(t, size, capacity, a, b)
+        number = np.ones(k, dtype=bool) if allowed is None else np.asarray(allowed, dtype=bool)
+        return cls(t, size, capacity, a, b, number)
 
 
 @frozen
@@ -182,7 +194,7 @@ class _Table:
     def __init__(self, problem: StageProblem) -> None:
         self.problem = problem
         radix = problem.total + 1
-        self.weights = np.concatenate([[1], np.cumprod(radix[:-1])]).astype(np.int64)
+        self.weights = np.cumprod(np.concatenate([[1], radix])).astype(np.int64)[:-1]
         self.size = int(np.prod(radix))
         counts = (np.arange(self.size)[:, None] // self.weights) % radix
         # Per submesh: which unit counts can give it its units, and what is left of them.
@@ -214,12 +226,15 @@ class _Table:
                 to = self.holds[m]
                 rest = before[:, to - self.shift[m]]
                 capped = np.where(time[k - 1, :, :, m] <= cap, time[k - 1, :, :, m], np.inf)
+                if n * n * len(to) <= _AT_ONCE:
+                    g[k, :n][:, to] = np.minimum(g[k, :n][:, to], combine(capped[:, :, None], rest[None, 1:]).min(axis=1))
+                    continue
                 for i in range(n - 1, -1, -1):
                     ends = np.flatnonzero(np.isfinite(capped[i, i:]) & reach[i + 1 :])
                     if len(ends):
                         here = combine(capped[i, i + ends][:, None], rest[i + 1 + ends]).min(axis=0)
                         g[k, i, to] = np.minimum(g[k, i, to], here)
-        return np.array(g[1:, 0, self.size - 1])
+        return np.where(self.problem.allowed, g[1:, 0, self.size - 1], np.inf)
 
     def plan(self, n_stages: int, cap: float) -> StagePlan:
         """The plan behind a finite sum of the last ``solve``."""

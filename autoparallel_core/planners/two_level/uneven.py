@@ -50,8 +50,8 @@ PRICED = 48
 """Most cuts that the evaluator prices."""
 CLOSE = 1.03
 """Strategies and cuts this near to the best are looked at, too: evaluator and events may order them otherwise."""
-MODELLED = 65_536
-"""Most strategies that are relaxed; the bound orders them."""
+PIECE = 65_536
+"""Strategies that are relaxed at once."""
 
 
 def uneven_search(
@@ -129,26 +129,32 @@ class _Cutter:
         batch = seen.within(self.best_s)
         if not self.able.uneven:
             batch = batch.take(batch.recompute == FULL)
-        batch = batch.take(np.arange(min(len(batch), MODELLED)))
         self.modelled = len(batch)
-        if not len(batch):
+        near = self._relaxed(batch)
+        if not len(near):
             return
-        model = stage_model(self.problem, batch, self.host)
+        model = stage_model(self.problem, near, self.host)
         relaxed = relaxed_step_s(model)
-        order = np.argsort(relaxed, kind="stable")
-        order = order[np.isfinite(relaxed[order])]
-        self.left = len(order)
         best = self.best_s
+        order = np.argsort(relaxed, kind="stable")
         for i in order:
             limit = CLOSE * best
             if relaxed[i] >= limit or self.solved >= EXACT:
                 break
             self.solved += 1
-            self.left -= 1
             cuts = self._cut(model, int(i), limit)
             self.cuts += [(model, int(i), cut) for cut in cuts]
             best = min([best, *(c.step_s for c in cuts[:1])])
         self.left = int((relaxed[order[self.solved :]] < CLOSE * best).sum())
+
+    def _relaxed(self, batch: StrategyBatch) -> StrategyBatch:
+        """Those whose relaxation is near the best plan known."""
+        kept = []
+        for start in range(0, len(batch), PIECE):
+            piece = batch.take(np.arange(start, min(start + PIECE, len(batch))))
+            relaxed = relaxed_step_s(stage_model(self.problem, piece, self.host))
+            kept.append(piece.take(relaxed < CLOSE * self.best_s))
+        return StrategyBatch.concat(kept)
 
     def _cut(self, model: StageModel, i: int, limit: float) -> tuple[Cut, ...]:
         out: list[Cut] = []
