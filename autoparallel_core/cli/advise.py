@@ -26,6 +26,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--pareto", action="store_true", help="also those not beaten in both speed and free memory")
     output.add_argument("--find-min-nodes", action="store_true", help="the fewest nodes that fit, and the answer on them")
     output.add_argument("--json", action="store_true", help="one JSON object on standard output (docs/reference/json.md)")
+    output.add_argument("--export", metavar="DIR", help="write the launch files of the best strategy there")
+    output.add_argument("--export-plan", type=whole(), metavar="K", help="those of the K-th strategy instead")
+    output.add_argument("--force", action="store_true", help="overwrite files that exist")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,6 +53,10 @@ def run(args: argparse.Namespace) -> int:
                 result = evolve(result, nearest_miss=found.too_slow)
     print_warnings(host)
     _print(args, question, result, found)
+    if args.export:
+        from autoparallel_core.cli.exporting import export_ranked
+
+        export_ranked(args, result, host)
     return 0
 
 

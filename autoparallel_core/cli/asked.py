@@ -197,6 +197,7 @@ def restated(args: argparse.Namespace, problem: Problem) -> str:
     """The flags that state this question again, for the head of a launch file: those given, and what was assumed."""
     words: list[str] = []
     given = {f.dest: f for f in PROBLEM_FLAGS if getattr(args, f.dest, None) is not None and f.dest not in _NOT_RESTATED}
+    given.pop("n_gpus", None)  # with --find-min-nodes the number found differs from the one given
     for dest, flag in given.items():
         value = getattr(args, dest)
         if flag.read is None:

@@ -11,7 +11,7 @@ from autoparallel_core.errors import SpecError
 
 if TYPE_CHECKING:
     from autoparallel_core.host import Host
-    from autoparallel_core.search.result import Plan
+    from autoparallel_core.search.result import Plan, SearchResult
     from autoparallel_core.spec.problem import Problem
 
 
@@ -31,6 +31,22 @@ def export_plan(args: argparse.Namespace, problem: Problem, plan: Plan, host: Ho
     if plan.verdict == "does not fit":
         print(f"autoparallel: warning: {plan.strategy} does not fit; 'autoparallel check' says why", file=sys.stderr)
     return write_files(Path(directory).expanduser(), files, force=args.force)
+
+
+def export_ranked(args: argparse.Namespace, result: SearchResult, host: Host) -> None:
+    """Write the files of ``--export`` for the plan of ``--export-plan``, and list them.
+
+    Raises:
+        SpecError: there are fewer plans.
+    """
+    k = args.export_plan or 1
+    if k > len(result.plans):
+        raise SpecError(f"--export-plan {k}: the answer holds {len(result.plans)} strategies; --top {k} would hold more")
+    paths = export_plan(args, result.problem, result.plans[k - 1], host, args.export)
+    out = sys.stderr if args.json else sys.stdout
+    print(f"\nLaunch files of {result.plans[k - 1].strategy}:", file=out)
+    for path in paths:
+        print(f"  {path}", file=out)
 
 
 def model_options(args: argparse.Namespace, host: Host) -> dict[str, Any]:

@@ -25,7 +25,7 @@ RULES: tuple[Rule, ...] = (
     simple(
         "fsdp shards over something",
         lambda _p, s: (s.dp * s.cp == 1) & (s.tp > 1),
-        lambda _p, s: f"tp {s.tp} leaves no ranks for FSDP to shard over (dp × cp = 1); lower tp, or start tensor parallelism alone",
+        lambda _p, s: f"tp {s.tp} leaves no ranks for FSDP to shard over (dp × cp = 1); lower tp, or run tp alone",
         f"{CONFIG}: FSDP is enabled but no dimension is left to shard across",
     ),
     simple(

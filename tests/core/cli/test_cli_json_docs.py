@@ -12,7 +12,7 @@ import pytest
 DOC = (Path(__file__).resolve().parents[3] / "docs/reference/json.md").read_text(encoding="utf-8")
 OBJECTS = {"a plan": "plan", "a model": "model", "a cluster": "cluster", "an engine": "engine", "a workload": "workload"}
 HOLDERS = {
-    "strategies[]": "plan", "pareto[]": "plan", "nearest_miss": "plan", "plan": "plan",
+    "strategies[]": "plan", "pareto[]": "plan", "nearest_miss": "plan", "plan": "plan", "best": "plan",
     "model": "model", "cluster": "cluster", "engine": "engine", "workload": "workload",
 }  # fmt: skip
 
@@ -103,6 +103,22 @@ def test_explain(cli, small):
             cli("explain", *small, "--sources").json,
             cli("explain", *small, "--mode", "inference").json,
             cli("explain", *small, "--strategy", "tp16 pp1 dp1 vpp2").json,
+        ],
+    )
+
+
+def test_check_and_export(cli, small, model, tmp_path):
+    out = str(tmp_path / "launch")
+    exported = cli("export", *small, "--engine", "deepspeed", "--out", out).json
+    check("autoparallel export --json", [exported])
+    script = tmp_path / "serve.sh"
+    script.write_text(f"vllm serve {model()} --tensor-parallel-size $TP --enable-eplb --cpu-offload-gb 4 --strange 1\n")
+    check(
+        "autoparallel check --json",
+        [
+            cli("check", out, "--json").json,
+            cli("check", str(script), *small).json,
+            cli("check", *small, "--strategy", "tp16 pp1 dp1", "--gpu-memory-gb", "6").json,
         ],
     )
 
