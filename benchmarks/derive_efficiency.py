@@ -93,7 +93,12 @@ def to_toml(d: Derived) -> str:
             lines += [f"fixed_s = {f.fixed_s:.2e}", 'origin = "measured"', f'source = "{source}: {f.note}"']
     for kind, curves in d.curves.items():
         for c, source in curves:
-            lines += ["", f"[[collectives.{kind}]]", f"ranks = {c.ranks}", f"bus_bytes_per_s = {c.bus_bytes_per_s:.4g}"]
+            lines += [
+                "",
+                f"[[collectives.{_toml_key(kind)}]]",
+                f"ranks = {c.ranks}",
+                f"bus_bytes_per_s = {c.bus_bytes_per_s:.4g}",
+            ]
             lines += [f"latency_s = {c.latency_s:.3g}", 'origin = "measured"']
             lines += [f'source = "{source}: {c.rows} rows, error {c.median_error:.0%} median"']
             if c.knots:

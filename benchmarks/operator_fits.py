@@ -209,11 +209,11 @@ def attention(p: Preset, tables: Tables) -> Iterator[tuple[str, Roofline, str]]:
         yield from _infersim(p, tables)
 
 
-def _by_engine(rows: Table) -> Iterator[tuple[str, str, Table]]:
+def _by_engine(rows: Table, few: int = OWN_ROWS) -> Iterator[tuple[str, str, Table]]:
     """All rows under the bare key, then those of each engine that has many under ``@engine``: their kernels differ."""
     yield "", "", rows
     for (engine,), own in rows.groups("fw"):
-        if len(own) >= OWN_ROWS:
+        if len(own) >= few:
             yield f"@{engine}", f", {engine}'s kernels", own
 
 
@@ -332,13 +332,14 @@ def collectives(p: Preset, tables: Tables) -> Iterator[tuple[str, Curve, str]]:
     for (ranks_text,), rows in custom.groups("num_gpus"):
         ranks = int(ranks_text)
         share = 2 * (ranks - 1) / ranks
-        curve = _message_curve(rows, ranks, share, "message_elements", 2.0, best=True)
-        yield "all_reduce_custom", curve, f"{AIC}, fastest of the engines' all-reduces"
+        for suffix, whose, own in _by_engine(rows, few=20):
+            curve = _message_curve(own, ranks, share, "message_elements", 2.0)
+            yield f"all_reduce_custom{suffix}", curve, f"{AIC}, engines' all-reduce{whose}"
     yield from _exchange(p, tables)
 
 
-def _message_curve(rows: Table, ranks: int, share: float, column: str, width: float, *, best: bool = False) -> Curve:
-    rows = median_over_sources(rows, (column,), "latency_ms", best=best)
+def _message_curve(rows: Table, ranks: int, share: float, column: str, width: float) -> Curve:
+    rows = median_over_sources(rows, (column,), "latency_ms")
     size, t = rows.number(column, "latency_ms")
     return fit_curve(ranks, share, size * width, t * 1e-3, knots=MESSAGES)
 

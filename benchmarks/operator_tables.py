@@ -64,14 +64,11 @@ class Tables:
         return self[name].where(lambda r: r["gpu"] == gpu)
 
 
-def median_over_sources(table: Table, shape: Sequence[str], latency: str, *, best: bool = False) -> Table:
-    """One row per shape: the median latency over frameworks, which drops the one that was bound by its host.
-
-    ``best``: the least instead, where most frameworks fall back to another kernel at some sizes.
-    """
+def median_over_sources(table: Table, shape: Sequence[str], latency: str) -> Table:
+    """One row per shape: the median latency over frameworks, which drops the one that was bound by its host."""
     out = []
     for key, same in table.groups(*shape):
         row = dict(zip(shape, key, strict=True))
-        row[latency] = str(float((np.min if best else np.median)(same.number(latency)[0])))
+        row[latency] = str(float(np.median(same.number(latency)[0])))
         out.append(row)
     return Table(out)

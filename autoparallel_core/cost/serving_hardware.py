@@ -152,7 +152,9 @@ class ServingHardware:
 
     def _inside(self, kind: str, n_bytes: Array, ranks: int) -> Array:
         """The fastest measured implementation; the link's rate where nothing is measured."""
-        found = [(k, c) for k in (kind, f"{kind}_custom", f"{kind}_low_latency") if (c := curve_for(self.gpu, k, ranks))]
+        own = f"{kind}_custom@{self.problem.engine.name}"
+        kinds = (kind, own if own in self.gpu.collectives else f"{kind}_custom", f"{kind}_low_latency")
+        found = [(k, c) for k in kinds if (c := curve_for(self.gpu, k, ranks))]
         if found:
             return np.asarray(np.min([curve_seconds(c, k, n_bytes) for k, c in found], axis=0))
         link = self.problem.cluster.tiers[0]
