@@ -131,14 +131,16 @@ class ServingHardware:
         return np.asarray(moved / (self.gpu.hbm_bytes_per_s * self.problem.constant("serving_stream_share")))
 
     def collective_s(self, kind: str, n_bytes: Array, ranks: Array) -> Array:
-        """Time of a collective among ``ranks`` neighbouring GPUs; across scale-up domains at the NIC's rate."""
+        """Time of a collective among ``ranks`` neighbouring GPUs; across scale-up domains at the NIC's rate unless measured."""
         out = np.zeros(np.broadcast(n_bytes, ranks).shape)
         n_bytes, ranks = np.broadcast_to(n_bytes, out.shape), np.broadcast_to(ranks, out.shape)
         domain = self.problem.cluster.tiers[0].ranks
         for r in np.unique(ranks):
             rows = ranks == r
             if r > 1:
-                price = self._inside if r <= domain else self._across
+                # a measured curve of more ranks than the fabric joins was taken across the network
+                measured = any(c.ranks >= r for c in self.gpu.collectives.get(kind, ()))
+                price = self._inside if r <= domain or (measured and domain >= self.gpu.scale_up_domain) else self._across
                 out[rows] = price(kind, n_bytes[rows], int(r))
         return out
 

@@ -47,17 +47,19 @@ def grid_search(
     top: int = 10,
     progress: Callable[[int, int], None] | None = None,
     first_fit: bool = False,
+    whole_load: bool = False,
     price: Evaluate = evaluate,
     distinct: bool = True,
 ) -> SearchResult:
-    """Enumerate, refuse, price, rank. ``distinct`` folds near-identical strategies into one (:mod:`variants`).
+    """Enumerate, refuse, price, rank. ``distinct`` folds near-identical strategies into one (:mod:`variants`);
+    ``whole_load`` drops deployments whose cache holds fewer requests at once than are asked for.
 
     Raises:
         SpecError: nothing divides (the message names a batch that would), or the GPU lacks what the workload needs.
         PluginContract: a plugin's rule or delta breaks its contract.
     """
     started = time.perf_counter()
-    tally, best = Tally(), _Best(problem, top * SEARCHED if distinct else top)
+    tally, best = Tally(), _Best(problem, top * SEARCHED if distinct else top, whole_load=whole_load)
     for batch in enumerate_space(problem, space, rules, tally=tally):
         best.add(price(problem, batch, host))
         if progress is not None:
@@ -93,6 +95,7 @@ class _Best:
 
     problem: Problem
     k: int
+    whole_load: bool = False
     top: TopK = field(init=False)
     front: ParetoFront = field(factory=ParetoFront)
     miss: NearestMiss = field(factory=NearestMiss)
@@ -130,13 +133,16 @@ class _Best:
         if self.problem.mode == "training":
             return good
         w = self.problem.inference
-        for name, limit in (("ttft_s", w.ttft_limit_s), ("tpot_s", w.tpot_limit_s)):
-            if limit is not None:
-                slow = good & (e.serving[name] > limit)
-                if n := int(np.count_nonzero(slow)):
-                    title = f"{name.removesuffix('_s').upper()} limit"
-                    self.too_slow[title] = self.too_slow.get(title, 0) + n
-                good = good & ~slow
+        out = {f"{n.removesuffix('_s').upper()} limit": e.serving[n] > limit for n, limit in
+               (("ttft_s", w.ttft_limit_s), ("tpot_s", w.tpot_limit_s)) if limit is not None}  # fmt: skip
+        if w.request_rate_per_s is not None:
+            out["request rate"] = e.serving["requests_per_s"] < w.request_rate_per_s
+        if self.whole_load:
+            out["requests in flight"] = e.tight
+        for title, broken in out.items():
+            if n := int(np.count_nonzero(good & broken)):
+                self.too_slow[title] = self.too_slow.get(title, 0) + n
+            good = good & ~broken
         return good
 
 
@@ -165,9 +171,15 @@ def _margin(problem: Problem, e: Evaluation) -> FloatArray:
 
 
 def _excess(problem: Problem, e: Evaluation) -> FloatArray:
-    """Need over offer of the scarcer of GPU and host memory."""
-    host = e.host_bytes_per_node / problem.cluster.host_memory_bytes_per_node
-    return np.asarray(np.maximum(e.reserved_bytes / e.capacity_bytes, host))
+    """What is missing of GPU and of host memory, each as a share of what there is, summed.
+
+    A sum, so that a strategy that lacks only one of them comes before one that lacks as much of it and the other, too.
+    """
+    gpu = e.reserved_bytes / e.capacity_bytes - 1
+    if problem.mode == "inference":  # below 1 where what is left over is no room for one request
+        return np.asarray(gpu)
+    host = e.host_bytes_per_node / problem.cluster.host_memory_bytes_per_node - 1
+    return np.asarray(np.maximum(gpu, 0.0) + np.maximum(host, 0.0))
 
 
 def _plans(problem: Problem, batch: StrategyBatch, host: Host | None, price: Evaluate) -> list[Plan]:

@@ -24,7 +24,8 @@ def plan(planner: str, problem: Problem, options: Mapping[str, Any]) -> SearchRe
     """Search exhaustively.
 
     ``options``: ``host`` (required), ``top`` plans to return, ``progress`` called with (strategies done, in all), and
-    ``first_fit`` to stop at the first batch in which something fits (to answer only whether anything does).
+    ``first_fit`` to stop at the first batch in which something fits (to answer only whether anything does), and
+    ``whole_load`` to drop deployments whose cache holds fewer requests at once than are asked for.
     """
     if planner != NAME:
         return None
@@ -41,4 +42,5 @@ def plan(planner: str, problem: Problem, options: Mapping[str, Any]) -> SearchRe
         top=options.get("top", 10),
         progress=options.get("progress"),
         first_fit=options.get("first_fit", False),
+        whole_load=options.get("whole_load", False),
     )

@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 
 def evaluate_inference(problem: Problem, batch: StrategyBatch, host: Host) -> Evaluation:
-    """Fits means that one request of the asked length has room in the KV cache of every instance."""
+    """Fits: one request of the asked length has room in the KV cache of every instance. Tight: fewer than asked for have."""
     memory = serving_memory(problem, batch, host)
     hw = ServingHardware(problem)
     state = steady_state(hw, batch, memory.kv_tokens_per_instance)
@@ -33,8 +33,6 @@ def evaluate_inference(problem: Problem, batch: StrategyBatch, host: Host) -> Ev
     reserved = used + np.maximum(memory.kv_cache_bytes, need)
     concurrency = problem.inference.concurrency or 0
     fits = memory.max_concurrency >= 1
-    low, high = 1 - c("serving_tpot_spread"), 1 + c("serving_tpot_spread")
-    tlow, thigh = 1 - c("serving_ttft_spread"), 1 + c("serving_ttft_spread")
     osl = max(problem.inference.osl, 1)
     serving = {
         "instances": dp,
@@ -48,11 +46,11 @@ def evaluate_inference(problem: Problem, batch: StrategyBatch, host: Host) -> Ev
         "cuda_graph_bytes_per_gpu": memory.cuda_graph_bytes,
         "prefill_s": state.prefill_s,
         "ttft_s": state.ttft_s,
-        "ttft_low_s": state.ttft_s * tlow,
-        "ttft_high_s": state.ttft_s * thigh,
+        "ttft_low_s": state.ttft_s * c("serving_ttft_low"),
+        "ttft_high_s": state.ttft_s * c("serving_ttft_high"),
         "tpot_s": state.tpot_s,
-        "tpot_low_s": state.tpot_s * low,
-        "tpot_high_s": state.tpot_s * high,
+        "tpot_low_s": state.tpot_s * c("serving_tpot_low"),
+        "tpot_high_s": state.tpot_s * c("serving_tpot_high"),
         "e2e_tpot_s": (state.ttft_s + state.tpot_s * (osl - 1)) / osl,
         "output_tokens_per_s": state.output_tokens_per_s,
         "output_tokens_per_s_per_gpu": state.output_tokens_per_s / problem.cluster.n_gpus,

@@ -49,7 +49,7 @@ def find_min_nodes(
     host: Host | None = None,
     progress: Progress | None = None,
 ) -> MinNodes:
-    """Search on growing clusters until something fits.
+    """Search on growing clusters until something fits; in serving, until the requests asked for fit at once.
 
     Args:
         problem_for: the problem on so many GPUs.
@@ -76,7 +76,8 @@ def find_min_nodes(
             return False
         try:
             problem = problem_for(nodes * cluster.gpus_per_node)
-            tried[nodes] = search(problem, planner=planner, top=1, host=host, progress=progress, options={"first_fit": True})
+            options = {"first_fit": True, "whole_load": True}
+            tried[nodes] = search(problem, planner=planner, top=1, host=host, progress=progress, options=options)
         except SpecError as e:
             skipped[nodes] = str(e)
             return False
@@ -89,7 +90,9 @@ def find_min_nodes(
     elif not tried:
         raise SpecError(f"no number of nodes up to {limit} can be filled: {next(iter(skipped.values()))}")
     last = found if found is not None else max(tried)
-    full = search(problem_for(last * cluster.gpus_per_node), planner=planner, top=top, host=host, progress=progress)
+    problem = problem_for(last * cluster.gpus_per_node)
+    whole = {"whole_load": found is not None}
+    full = search(problem, planner=planner, top=top, host=host, progress=progress, options=whole)
     return MinNodes(
         nodes=found,
         n_gpus=None if found is None else found * cluster.gpus_per_node,

@@ -55,7 +55,9 @@ _RUNS = "published serving runs of SGLang on Hopper and Blackwell"
 CONSTANTS = {
     "serving_layer_s": Constant(0.0, "time per layer between kernels that no roofline covers", _RUNS, "fitted"),
     "serving_moe_floor_s": Constant(34e-6, "time of routing and sorting a MoE layer beside its kernels", _RUNS, "fitted"),
-    "serving_ttft_steps": Constant(31.0, "decode steps before a request's prefill starts", _RUNS, "fitted"),
+    "serving_ttft_steps": Constant(
+        31.0, "decode steps until a waiting request is looked at (runs set scheduler_recv_interval 10 to 30)", _RUNS, "fitted"
+    ),
     "serving_first_wave": Constant(0.19, "share of requests whose prefill queues behind the others'", _RUNS, "fitted"),
     "serving_ttft_offset_s": Constant(0.0, "fixed time to first token", _RUNS, "fitted"),
 }

@@ -40,7 +40,9 @@ _RUNS = "published serving runs of TensorRT-LLM on Hopper and Blackwell"
 CONSTANTS = {
     "serving_layer_s": Constant(0.0, "time per layer between kernels that no roofline covers", _RUNS, "fitted"),
     "serving_moe_floor_s": Constant(2.3e-6, "time of routing and sorting a MoE layer beside its kernels", _RUNS, "fitted"),
-    "serving_ttft_steps": Constant(6.1, "decode steps before a request's prefill starts", _RUNS, "fitted"),
+    "serving_ttft_steps": Constant(
+        6.1, "decode steps until a waiting request is looked at, prefilled and answered", _RUNS, "fitted"
+    ),
     "serving_first_wave": Constant(0.095, "share of requests whose prefill queues behind the others'", _RUNS, "fitted"),
     "serving_ttft_offset_s": Constant(13e-3, "fixed time to first token", _RUNS, "fitted"),
     "serving_expert_fixed_s:mxfp4:hopper": Constant(

@@ -80,7 +80,9 @@ CONSTANTS = {
         "aiconfigurator tables: Triton experts of 0.14 to 0.24 on H100 and H200, 33 rows, error 12% median",
         "measured",
     ),
-    "serving_ttft_steps": Constant(3.3, "decode steps before a request's prefill starts", _RUNS, "fitted"),
+    "serving_ttft_steps": Constant(
+        3.3, "decode steps until a waiting request is looked at, prefilled and answered", _RUNS, "fitted"
+    ),
     "serving_first_wave": Constant(0.13, "share of requests whose prefill queues behind the others'", _RUNS, "fitted"),
     "serving_ttft_offset_s": Constant(8.5e-3, "fixed time to first token", _RUNS, "fitted"),
 }
