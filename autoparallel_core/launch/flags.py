@@ -89,7 +89,8 @@ def parse(words: Sequence[str], table: Iterable[Option], *, program: str, abbrev
     words = [w for w in words if w not in {"\\", "\n"}]
     namespace, extra = parser.parse_known_args(list(words))
     values = vars(namespace)
-    unset = [str(v) for value in values.values() for v in (value if isinstance(value, list) else [value]) if isinstance(v, Unset)]
+    numbers = {o.key for o in table if o.kind in {"int", "float"}}
+    unset = [str(v) for key, v in values.items() if isinstance(v, Unset) and key in numbers]
     return Parsed(values, tuple(extra), tuple(dict.fromkeys(unset)))
 
 

@@ -11,6 +11,8 @@ from autoparallel_core.errors import SpecError
 from autoparallel_core.launch.batch import Machines
 from autoparallel_core.launch.sources import Sources
 
+TALK = ("echo", "printf", "cat", "tee", "grep", "sed", "logger", "export", "alias")
+"""Commands that only mention what follows them."""
 Match = Callable[[Sequence[str]], int | None]
 """Index of the word behind which the program's arguments begin (-1: there is no program word), None: not this program."""
 
@@ -33,7 +35,7 @@ def find(sources: Sources, match: Match) -> list[Found]:
     """Every command that matches, in order."""
     out = []
     for run in sources.runs:
-        at = match(run.words)
+        at = None if run.words[0].rsplit("/", 1)[-1] in TALK else match(run.words)
         if at is not None:
             words, machines = run.split(at)
             words = cut_redirections(words)

@@ -21,11 +21,13 @@ def said(**fields: Any) -> dict[str, Any]:
     return {k: v for k, v in fields.items() if v is not None}
 
 
-def shared_fields(sources: Sources, parsed: Parsed, leftover: Leftover, notes: Sequence[str] = ()) -> Mapping[str, Any]:
+def shared_fields(
+    sources: Sources, parsed: Parsed, leftover: Leftover, notes: Sequence[str] = (), unmodelled: Sequence[str] = ()
+) -> Mapping[str, Any]:
     """Fields of a Launch that every reader fills alike."""
     undecided = [f"the condition '{c}' is not settled by the files: its first branch was followed" for c in sources.undecided]
     return {
-        "unmodelled": leftover.unmodelled,
+        "unmodelled": (*unmodelled, *leftover.unmodelled),
         "unknown": leftover.unknown,
         "unset": parsed.unset,
         "notes": (*notes, *undecided),

@@ -142,6 +142,13 @@ class _Walk(Words):
                     self.variables[k] = v
             self.depth -= 1
             return
+        if name == "eval" and len(words) > 1:
+            self._nested(" ".join(words[1:]), own)
+            return
+        if name == "unset":
+            for word in words[1:]:
+                self.variables.pop(word, None)
+            return
         if name in {"source", "."} and len(words) > 1:
             self._follow(words[1], own)
             return
@@ -200,8 +207,10 @@ class _Walk(Words):
             if target is not None and words[:1] in (["cat"], ["tee"]):
                 self.documents[target.rsplit("/", 1)[-1]] = document
                 return
-            if words and words[0].rsplit("/", 1)[-1] in SHELLS:
+            if any(w.rsplit("/", 1)[-1] in SHELLS for w in words):
+                outer, self.around = self.around, (*self.around, *words)
                 self._nested(document, {})
+                self.around = outer
                 return
         if body is not None:
             self.statement(body)
@@ -246,6 +255,14 @@ class _Walk(Words):
 
     def _truth(self, node: Node) -> bool | None:
         """Whether a test holds; None when only a running shell can tell."""
+        if node.type == "list" and len(node.named_children) == 2:
+            left, right = (self._truth(c) for c in node.named_children)
+            if any(c.type == "&&" for c in node.children):
+                return False if left is False or right is False else None if left is None or right is None else True
+            return True if left or right else None if left is None or right is None else False
+        if node.type == "negated_command" and node.named_children:
+            inner = self._truth(node.named_children[0])
+            return None if inner is None else not inner
         text = source(node)
         m = re.fullmatch(r"\s*(?:\[\[?|test)\s+(.*?)\s*\]?\]?\s*", text, re.DOTALL)
         if m is None or "$(" in text or "`" in text:

@@ -101,6 +101,8 @@ def _take_apart(files: tuple[tuple[str, str], ...]) -> Sources:
         for manifest in document if isinstance(document, list) else [document]:
             if is_manifest(manifest):
                 runs += _pod_runs(base, manifest, shells)
+            elif kinds.get(base) == "yaml":
+                runs += _described_runs(base, manifest, shells)
     scripts = _scripts(shells)
     called = {c for s in scripts.values() for c in s.called}
     undecided: list[str] = []
@@ -173,6 +175,57 @@ def _loader() -> Any:
     import yaml
 
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _described_runs(base: str, document: Any, shells: Mapping[str, str]) -> Iterator[Run]:
+    """Commands of other tools' files (compose, job descriptions): values of ``command``, ``run`` and the like."""
+    if isinstance(document, list):
+        for part in document:
+            yield from _described_runs(base, part, shells)
+    if not isinstance(document, Mapping):
+        return
+    words: list[str] = []
+    for key in ("entrypoint", "command", "args"):
+        value = document.get(key)
+        if isinstance(value, str):
+            words.append(value)
+        elif isinstance(value, list) and all(isinstance(v, str | int | float) for v in value):
+            words.append(shlex.join(map(str, value)))
+    texts = [" ".join(words)] if words else []
+    texts += [document[key] for key in ("run", "script", "cmd") if isinstance(document.get(key), str)]
+    for text in texts:
+        for command in read_script(text, others=shells).commands:
+            yield Run(command.words, command.environment, launcher_machines(command.around), base)
+    for value in document.values():
+        if isinstance(value, Mapping | list):
+            yield from _described_runs(base, value, shells)
+
+
+def keyword_words(sources: Sources, callables: tuple[str, ...], package: str) -> tuple[str, ...] | None:
+    """The keyword arguments of the first call of one of ``callables`` in a Python file that imports ``package``, as flags."""
+    for tree in sources.python.values():
+        imports = {n.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names}
+        imports |= {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        if package not in imports:
+            continue
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in callables and node.keywords:
+                return tuple(_flag_words(node))
+    return None
+
+
+def _flag_words(call: ast.Call) -> Iterator[str]:
+    if call.args and isinstance(call.args[0], ast.Constant):
+        yield from ("--model", str(call.args[0].value))
+    for keyword in call.keywords:
+        if keyword.arg is None or not isinstance(keyword.value, ast.Constant) or keyword.value.value in {None, False}:
+            continue
+        yield f"--{keyword.arg}"
+        if keyword.value.value is not True:
+            yield str(keyword.value.value)
 
 
 def _first_line(error: Exception) -> str:

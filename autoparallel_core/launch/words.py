@@ -85,8 +85,9 @@ class Words:
         if kind in {"simple_expansion", "expansion"}:
             return self._split(self._variable(source(node)), quoted=quoted)
         if kind == "arithmetic_expansion":
-            value = calculate(source(node)[3:-2], self.number)
-            return [source(node) if value is None else str(value)]
+            text = source(node)[len(_before(source(node))) :]
+            value = calculate(text[3:-2], self.number)
+            return [text if value is None else str(value)]
         if kind == "command_substitution":
             return self._split(self._output(node), quoted=quoted)
         return [source(node)]
@@ -111,7 +112,7 @@ class Words:
         raw, at, out = node.text or b"", node.start_byte, []
         for child in node.named_children:
             if child.type in {"simple_expansion", "expansion", "arithmetic_expansion", "command_substitution"}:
-                blank = len(source(child)) - len(source(child).lstrip())  # the grammar counts a blank in front to it
+                blank = len(_before(source(child)).encode())  # the grammar counts blanks in front to it
                 out.append(_unescaped(raw[at - node.start_byte : child.start_byte + blank - node.start_byte].decode()))
                 out.append(" ".join(self.expand(child, quoted=True)))
                 at = child.end_byte
@@ -132,7 +133,7 @@ class Words:
 
     def _variable(self, written: str) -> Value:
         """``$A``, ``${A}``, ``${A:-default}``, ``${A[@]}``, ``${A[1]}``, ``${#A[@]}``, ``${!A}``."""
-        text = written.strip()
+        text = written[len(_before(written)) :]
         m = _EXPANSION.fullmatch(text)
         if m is None:
             return text
@@ -214,6 +215,12 @@ class Words:
 
 def source(node: Node) -> str:
     return (node.text or b"").decode()
+
+
+def _before(text: str) -> str:
+    """What stands in front of the ``$`` or backtick of an expansion."""
+    m = re.match(r"(?:\s|\\\n)*(?=[$`])", text)
+    return m[0] if m else ""
 
 
 def _unescaped(text: str) -> str:

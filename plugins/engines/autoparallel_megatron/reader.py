@@ -212,12 +212,8 @@ def _split_note(p: Parsed, problem: Problem, vpp: int) -> list[str]:
         rest = problem.arch.num_layers - (first or 0) - (last or 0)
         if pp <= given or rest % (pp - given):
             return []
-        row = (
-            [first // vpp] * (first is not None)
-            + [rest // (pp - given) // vpp] * (pp - given)
-            + [last // vpp] * (last is not None)
-        )
-        here = tuple(row) * vpp
+        ends = [[n // vpp] if n is not None else [] for n in (first, last)]
+        here = tuple([*ends[0], *[rest // (pp - given) // vpp] * (pp - given), *ends[1]]) * vpp
     else:
         return []
     ours = pipeline_split(problem.arch.num_layers, pp, vpp)

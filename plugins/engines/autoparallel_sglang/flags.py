@@ -8,14 +8,14 @@ TABLE: tuple[Option, ...] = (
     *options(
         "int", "--tp-size|--tensor-parallel-size|--tp=tp", "--pp-size|--pipeline-parallel-size|--pp=pp",
         "--dp-size|--data-parallel-size|--dp=dp", "--ep-size|--expert-parallel-size|--ep=ep", "--attn-dp-size=attn_dp",
-        "--attn-cp-size=attn_cp", "--dcp-size=dcp", "--dwdp-size=dwdp", "--moe-dp-size=moe_dp", "--nnodes", "--node-rank",
+        "--attn-cp-size=attn_cp", "--dcp-size=dcp", "--dwdp-size=dwdp", "--moe-dp-size=moe_dp", "--nnodes",
         "--moe-dense-tp-size=dense_tp", "--shared-experts-tp-size=shared_tp", "--chunked-prefill-size=chunk", "--page-size=page",
         "--max-running-requests=running", "--context-length=context", "--max-total-tokens=pool", "--max-prefill-tokens",
         "--ep-num-redundant-experts=redundant", "--cuda-graph-max-bs",
     ),
     *options("float", "--mem-fraction-static=memory_fraction", "--cpu-offload-gb"),
     *options(
-        "str", "--model-path|--model=model", "--kv-cache-dtype=kv_dtype", "--dtype", "--quantization", "--config",
+        "str", "--node-rank", "--model-path|--model=model", "--kv-cache-dtype=kv_dtype", "--dtype", "--quantization", "--config",
         "--speculative-algorithm|--speculative-algo=speculation", "--moe-a2a-backend=a2a", "--disaggregation-mode",
     ),
     *options(

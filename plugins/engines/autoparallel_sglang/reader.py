@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from autoparallel_core.launch.batch import Machines
 from autoparallel_core.launch.flags import Parsed, parse, sort_leftover
 from autoparallel_core.launch.found import Found, find, has_flag, one_launch, program_at
 from autoparallel_core.launch.result import KV_DTYPES, instances, said, shared_fields
-from autoparallel_core.launch.sources import Sources, take_apart
+from autoparallel_core.launch.sources import Sources, keyword_words, take_apart
 from autoparallel_core.search.facts import is_moe
 from autoparallel_core.spec.launch import Launch, Refusal
 from autoparallel_core.spec.problem import Problem
@@ -39,6 +40,8 @@ def read_launch(files: Mapping[str, str], engine: str | None, problem: Problem |
         return None
     sources = take_apart(files)
     found = one_launch(find(sources, lambda w: command_at(w, named=engine == NAME)), per_node=PER_NODE, program="sglang")
+    if found is None and (words := keyword_words(sources, ("Engine", "ServerArgs"), NAME)) is not None:
+        found = Found(words, {}, Machines())
     if found is None:
         return None
     parsed = parse([_dashed(w) for w in found.words], TABLE, program="sglang", abbreviations=True)
@@ -87,7 +90,7 @@ def _launch(sources: Sources, found: Found, parsed: Parsed, problem: Problem | N
         model=parsed.get("model"),
         workload=_workload(parsed),
         refusals=() if problem is None else tuple(_refusals(parsed, problem)),
-        **shared_fields(sources, parsed, leftover, [*notes, *_unmodelled(parsed)]),
+        **shared_fields(sources, parsed, leftover, notes, _unmodelled(parsed)),
     )
 
 

@@ -9,7 +9,7 @@ from autoparallel_core.launch.batch import Machines
 from autoparallel_core.launch.flags import Option, Parsed, options, parse, sort_leftover
 from autoparallel_core.launch.found import Found, find, one_launch, program_at
 from autoparallel_core.launch.result import KV_DTYPES, instances, said, shared_fields
-from autoparallel_core.launch.sources import Sources, take_apart
+from autoparallel_core.launch.sources import Sources, keyword_words, take_apart
 from autoparallel_core.search.facts import is_moe
 from autoparallel_core.spec.launch import Launch, Refusal
 from autoparallel_core.spec.problem import Problem
@@ -59,6 +59,8 @@ def read_launch(files: Mapping[str, str], engine: str | None, problem: Problem |
         return None
     sources = take_apart(files)
     found = one_launch(find(sources, command_at), per_node=PER_NODE, program="trtllm-serve")
+    if found is None and (words := keyword_words(sources, ("LLM",), "tensorrt_llm")) is not None:
+        found = Found(words, {}, Machines())
     name, document = _options_file(sources, found, named=engine == NAME)
     if found is None and document is None:
         return None
@@ -120,7 +122,7 @@ def _launch(sources: Sources, found: Found, p: Parsed, document: Mapping[str, An
     words = [w for w in found.words if not w.startswith("-")]
     model = p.get("model") or (found.words[0] if found.words and words and found.words[0] == words[0] else None)
     notes = [f"{copies} independent servers of {one} GPUs"] if copies > 1 else []
-    shared = shared_fields(sources, p, leftover, [*notes])
+    shared = shared_fields(sources, p, leftover, notes, _unmodelled(document))
     return Launch(
         engine=NAME,
         form="trtllm-serve" + (f" with {name}" if name else ""),
@@ -137,7 +139,7 @@ def _launch(sources: Sources, found: Found, p: Parsed, document: Mapping[str, An
         ),
         refusals=() if problem is None else tuple(refusals(p, problem)),
         notes=shared["notes"],
-        unmodelled=(*shared["unmodelled"], *_unmodelled(document)),
+        unmodelled=shared["unmodelled"],
         unknown=(*shared["unknown"], *(k for k in document if k not in QUIET and k not in dict(_effects(document)))),
         unset=shared["unset"],
     )

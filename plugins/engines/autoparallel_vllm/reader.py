@@ -9,7 +9,7 @@ from autoparallel_core.launch.batch import Machines
 from autoparallel_core.launch.flags import Parsed, parse, sort_leftover
 from autoparallel_core.launch.found import Found, find, has_flag, one_launch, program_at
 from autoparallel_core.launch.result import KV_DTYPES, instances, said, shared_fields
-from autoparallel_core.launch.sources import Sources, take_apart
+from autoparallel_core.launch.sources import Sources, keyword_words, take_apart
 from autoparallel_core.search.facts import is_moe
 from autoparallel_core.spec.launch import Launch
 from autoparallel_core.spec.problem import Problem
@@ -41,6 +41,8 @@ def read_launch(files: Mapping[str, str], engine: str | None, problem: Problem |
         return None
     sources = take_apart(files)
     found = one_launch(find(sources, lambda w: command_at(w, named=engine == NAME)), per_node=PER_NODE, program="vllm serve")
+    if found is None and (words := keyword_words(sources, ("LLM", "EngineArgs", "AsyncEngineArgs"), NAME)) is not None:
+        found = Found(words, {}, Machines())
     if found is None and (found := _from_yaml(sources, named=engine == NAME)) is None:
         return None
     words = [w.replace("_", "-") if w.startswith("--") and "=" not in w else _dashed(w) for w in found.words]
@@ -113,7 +115,7 @@ def _launch(sources: Sources, found: Found, parsed: Parsed, model: str | None, p
         workload=_workload(parsed),
         longest_request=None if problem is None else parsed.get("max_model_len") or problem.arch.max_position_embeddings,
         refusals=() if problem is None else tuple(refusals(parsed, problem, found.environment)),
-        **shared_fields(sources, parsed, leftover, [*notes, *_unmodelled(parsed)]),
+        **shared_fields(sources, parsed, leftover, notes, _unmodelled(parsed)),
     )
 
 
