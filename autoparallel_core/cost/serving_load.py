@@ -82,7 +82,7 @@ def steady_state(
     requests, wave = d.requests / dp, c("serving_first_wave")
     rest = np.where(d.offline, _last_batch(requests, in_flight), in_flight)
     share, rest_share = in_flight / ranks, rest / ranks
-    micro, rest_micro = (np.minimum(pp, np.maximum(np.floor(x), 1.0)) for x in (share, rest_share))
+    micro, rest_micro = (np.clip(x, 1.0, pp) for x in (share, rest_share))
     steps = _steps(hw, batch, d, share / micro, rest_share / rest_micro, share)
     cycle, uneven = _cycle(hw, batch, steps.decode, micro, share / micro)
     last, _ = _cycle(hw, batch, steps.rest, rest_micro, rest_share / rest_micro)
@@ -146,19 +146,25 @@ def _steps(hw: ServingHardware, batch: StrategyBatch, d: Demand, decode: Array, 
     prompt = d.isl * (1.0 - d.cached)
     chunk = float(scheduler_limits(hw.problem).max_num_batched_tokens)
     pieces = np.maximum(np.ceil(prompt / chunk), 1.0)
-    together = np.clip(np.floor(share / d.osl), 1.0, np.maximum(np.floor(chunk / prompt), 1.0))
+    together = np.clip(share / d.osl, 1.0, np.maximum(chunk / np.maximum(prompt, 1.0), 1.0))
     zero, one = np.zeros(S), np.ones(S)
-    mean = d.isl + d.osl / 2
+    mean, verified = d.isl + d.osl / 2, np.ceil(d.accepted)
     load = Load(
         decode=np.concatenate([decode, rest, zero, decode]),
         context=np.tile(mean, 4),
+        verified=np.tile(verified, 4),
         prefill=np.concatenate([zero, zero, prompt / pieces, together * prompt / pieces]),
         prompt=np.tile(d.isl, 4),
         cached=np.tile(d.cached, 4),
-        sampled=np.concatenate([decode, rest, one, decode + together / pieces]),
+        sampled=np.concatenate([decode * verified, rest * verified, one, decode * verified + together / pieces]),
     )
     seconds = step_seconds(hw, batch.take(np.tile(np.arange(S), 4)), load)
     parts = [{k: v[i * S : (i + 1) * S] for k, v in seconds.items()} for i in range(4)]
+    for part in (parts[0], parts[1], parts[3]):
+        # each draft is one pass through a layer like the model's own (a prediction module, or a small draft model)
+        body = _total(part) - part["head"] - part["host"]
+        part["draft"] = (verified - 1.0) * (body / hw.problem.arch.num_layers + part["head"])
+    parts[2]["draft"] = zero
     alone = {k: v * pieces for k, v in parts[2].items()}
     marginal = np.maximum(_total(parts[3]) - _total(parts[0]), 0.0) * pieces / together
     return _Steps(parts[0], parts[1], alone, marginal)
@@ -185,7 +191,7 @@ def _cycle(
         stages[:, -1] += head
         hop = hw.hop_s(sequences[rows] * problem.arch.hidden_size * 2.0, float((batch.tp * batch.attn_dp)[rows].max() * pp))
         slowest = stages.max(axis=1) + host + hop
-        waiting = 1.0 + problem.constant("serving_stage_wait") * (micro[rows] - 1.0)
+        waiting = 1.0 + problem.constant("serving_stage_wait") * (pp - 1.0)
         cycle[rows] = np.maximum(stages.sum(axis=1) + pp * (host + hop), micro[rows] * slowest * waiting)
         uneven[rows] = sizes.max() / layers * pp
     return cycle, uneven

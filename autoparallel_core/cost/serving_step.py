@@ -31,7 +31,9 @@ class Load:
     """What one attention rank works on in the step, [S] each."""
 
     decode: Array
-    """Sequences that decode one token."""
+    """Sequences that decode."""
+    verified: Array
+    """Tokens of each of them in the step: one, or the drafts that it checks and one more."""
     context: Array
     """Tokens each of them has cached."""
     prefill: Array
@@ -45,7 +47,7 @@ class Load:
 
     @property
     def tokens(self) -> Array:
-        return self.decode + self.prefill
+        return self.decode * self.verified + self.prefill
 
 
 @define(eq=False)
@@ -140,12 +142,12 @@ def _attention(t: _Step, block: Block, op: Op, n_layers: float) -> None:  # noqa
     latent = op.latent is not None and op.latent_v is not None
     if latent:
         width = float(op.latent or 0) + float(op.latent_v or 0)
-        moved = load.decode * (keys * float(op.latent or 0) * hw.kv_bytes + 2.0 * heads * width)
-        flops = 2.0 * load.decode * keys * heads * width
+        moved = load.decode * (keys * float(op.latent or 0) * hw.kv_bytes + 2.0 * load.verified * heads * width)
+        flops = 2.0 * load.decode * load.verified * keys * heads * width
     else:
         kv = mesh.local(op.kv_heads) / op.kv_heads.width
         moved = load.decode * keys * kv * (op.kv_heads.width + op.v_width) * hw.kv_bytes
-        flops = 2.0 * load.decode * keys * heads * (op.heads.width + op.v_width)
+        flops = 2.0 * load.decode * load.verified * keys * heads * (op.heads.width + op.v_width)
     decode = hw.attention_s("mla_decode" + fp8 if latent else "decode" + fp8, flops, moved)
     seconds = np.where(load.decode > 0, decode, 0.0)
     if np.any(load.prefill > 0):
