@@ -14,6 +14,7 @@ from autoparallel_core.report.console import bullets, heading, put
 from autoparallel_core.report.header import print_header
 from autoparallel_core.report.layout import Column, print_bands, print_figures
 from autoparallel_core.report.serving import serving_columns
+from autoparallel_core.report.stages import print_stages
 from autoparallel_core.report.training import training_columns
 from autoparallel_core.search.rank import TIE
 from autoparallel_core.search.result import Plan, SearchResult
@@ -86,6 +87,7 @@ def print_answer(
     for i, plan in enumerate(plans[:_REASONED]):
         put(console, f"#{i + 1} {plan.notation}{_lead(problem, plans, i)}", style="bold")
         bullets(console, (*plan.reasons, *(plan.serving.notes if plan.serving else ())), indent=3)
+    print_stages(console, result)
     if pareto:
         room = "free memory" if problem.mode == "training" else "room for requests"
         heading(console, f"Speed against {room}: no other strategy has more of both")

@@ -12,6 +12,7 @@ from typing import Any
 
 from attrs import asdict
 
+from autoparallel_core.report.stages import stage_document
 from autoparallel_core.search.result import MemoryBreakdown, Plan, SearchResult, ServingFigures
 from autoparallel_core.spec.cluster import Cluster
 from autoparallel_core.spec.problem import Constant, EngineSpec, Problem
@@ -110,6 +111,7 @@ def plan_document(plan: Plan, rank: int | None = None) -> dict[str, Any]:
         "serving": serving_document(plan.serving) if plan.serving else None,
         "reasons": list(plan.reasons),
         "variants": [str(v) for v in plan.variants],
+        "stages": [stage_document(s) for s in plan.stages],
     }
 
 
@@ -156,6 +158,7 @@ def result_document(
             "strategies": [plan_document(p, i + 1) for i, p in enumerate(fitting)],
             "pareto": [plan_document(p) for p in result.pareto] if pareto else [],
             "nearest_miss": plan_document(result.nearest_miss) if result.nearest_miss else None,
+            "baseline": plan_document(result.baseline) if result.baseline else None,
             "missing": list(missing),
             "blame": dict(result.blame),
             "min_nodes": dict(min_nodes) if min_nodes is not None else None,

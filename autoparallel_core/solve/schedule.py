@@ -38,13 +38,16 @@ def makespan(
         send: seconds between the end of a task and the start of the one that waits for it on another rank.
 
     Raises:
-        ValueError: chunks are no multiple of the ranks, or numbers are not positive.
+        ValueError: chunks are no multiple of the ranks, numbers are not positive, or several chunks per rank meet
+            micro-batches that are no multiple of the ranks (their order would block itself).
     """
     f, b = np.asarray(forward, dtype=np.float64), np.asarray(backward, dtype=np.float64)
     if f.ndim != 1 or f.shape != b.shape or ranks < 1 or len(f) % ranks or not len(f):
         raise ValueError(f"{f.shape} and {b.shape} chunks cannot be spread over {ranks} ranks")
     if micro_batches < 1:
         raise ValueError(f"micro-batches must be positive, not {micro_batches}")
+    if len(f) > ranks and schedule == "1f1b" and micro_batches % ranks:
+        raise ValueError(f"interleaving needs micro-batches in a multiple of {ranks}, not {micro_batches}")
     whole = micro_batches // ranks * ranks
     near = _GROUPS * ranks
     if micro_batches <= near + 2 * ranks:

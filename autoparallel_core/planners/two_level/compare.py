@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from autoparallel_core.planners.reasons import speed, title
+from autoparallel_core.planners.two_level.stage_model import PIPELINE_CAUSES
 from autoparallel_core.search.result import Plan, PlannedStage
 from autoparallel_core.spec.problem import Problem
 
+_SLOWEST = "what the slowest stage runs"
 
-def against_baseline(problem: Problem, plan: Plan, base: Plan) -> tuple[str, ...]:
-    """How much faster ``plan`` is than ``base``, and by what."""
-    if plan is base or not plan.stages:
-        return ("no uneven pipeline beats the best even one",)
+
+def against_baseline(problem: Problem, plan: Plan, base: Plan, own: Plan) -> tuple[str, ...]:
+    """How much faster ``plan`` is than ``base``, the best with the usual stages, and than ``own``, its strategy with them."""
+    if not plan.stages:
+        return ("no pipeline with stages chosen one by one beats the usual ones",)
     gain = speed(problem, plan) / speed(problem, base) - 1
-    changes = [
-        (base.cost.seconds.get(c, 0.0) - plan.cost.seconds.get(c, 0.0), c) for c in {*base.cost.seconds, *plan.cost.seconds}
-    ]
-    saved = sorted((x for x in changes if x[0] > 0), reverse=True)[:2]
-    why = " and ".join(f"{s:.3g} s less for {title(c)}" for s, c in saved)
-    return tuple(
-        s
-        for s in (
-            f"{gain:+.1%} against the best even pipeline ({base.notation}): {why}",
-            _sizes(plan.stages),
-            _recompute(plan.stages),
-        )
-        if s
-    )
+    sentences = [f"{gain:+.1%} against the best pipeline with the usual stages, {base.notation}{_why(plan, base)}"]
+    if own.strategy != base.strategy:
+        does = "does not fit" if own.verdict == "does not fit" else f"takes {own.cost.total_s:.3g} s"
+        sentences.append(f"with the usual stages the same strategy {does}{_why(plan, own)}")
+    return tuple(s for s in (*sentences, _sizes(plan.stages), _recompute(plan.stages)) if s)
+
+
+def _why(plan: Plan, other: Plan) -> str:
+    """The largest savings among a step's parts; what runs on the slowest stage is one of them, whichever stage that is."""
+    mine, theirs = _parts(plan), _parts(other)
+    saved = sorted(((theirs.get(c, 0.0) - mine.get(c, 0.0), c) for c in {**theirs, **mine}), reverse=True)[:2]
+    named = [f"{s:.3g} s less for {title(c)}" for s, c in saved if s > 1e-3 * plan.cost.total_s]
+    return f": {' and '.join(named)}" if named else ""
+
+
+def _parts(plan: Plan) -> dict[str, float]:
+    out: dict[str, float] = {}
+    for cause, seconds in plan.cost.seconds.items():
+        part = _SLOWEST if cause in PIPELINE_CAUSES and cause != "bubble" else cause
+        out[part] = out.get(part, 0.0) + seconds
+    return out
 
 
 def _sizes(stages: tuple[PlannedStage, ...]) -> str:

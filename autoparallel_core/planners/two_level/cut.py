@@ -87,7 +87,8 @@ def _slowest_allowed(model: StageModel, i: int, below_s: float) -> float:
         return np.inf
     work = float(model.prefix[-1] @ model.time[i] + model.first_s[i] + model.last_s[i])
     pipeline = below_s / float(model.slow[i]) - float(model.rest_s[i] + model.micro_batches[i] * model.p2p_s[i])
-    return (pipeline - float(model.spread[i]) * work) / float(model.repeat[i])
+    left, repeat = pipeline - float(model.spread[i]) * work, float(model.repeat[i])
+    return left / repeat if repeat else np.inf * np.sign(left)
 
 
 def _single(model: StageModel, i: int, recompute: Granularity, below_s: float) -> tuple[Cut, ...]:

@@ -41,8 +41,10 @@ def pipeline_s(model: StageModel, i: int, layers: tuple[int, ...], full: Array) 
 
 
 def simulated(plan: Plan, model: StageModel, i: int, layers: tuple[int, ...], full: Array) -> Plan:
-    """The plan with its bubble as the events give it; unchanged without a pipeline or for other schedules."""
-    if plan.strategy.pp == 1 or model.problem.software.pipeline_schedule not in SIMULATED or plan.training is None:
+    """The plan with its bubble as the events give it; unchanged without a pipeline or where there are no such events."""
+    p, v, m = plan.strategy.pp, plan.strategy.vpp, int(model.micro_batches[i])
+    unknown = model.problem.software.pipeline_schedule not in SIMULATED or (v > 1 and m % p)
+    if p == 1 or unknown or plan.training is None:
         return plan
     seconds = dict(plan.cost.seconds)
     busy = sum(s for c, s in seconds.items() if c in PIPELINE_CAUSES and c != "bubble")

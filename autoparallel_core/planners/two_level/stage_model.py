@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import fields, frozen
+from attrs import evolve, fields, frozen
 from numpy.typing import NDArray
 
 from autoparallel_core.cost.data_parallel import Groups
@@ -105,6 +105,13 @@ class StageModel:
         spread = self.spread[i] * np.asarray(summed) if self.spread[i] else 0.0  # not 0 times the infinity of what does not fit
         pipeline = spread + self.repeat[i] * np.asarray(slowest) + self.micro_batches[i] * self.p2p_s[i]
         return np.asarray((pipeline + self.rest_s[i]) * self.slow[i])
+
+    def with_room(self) -> StageModel:
+        """The same where a stage may only fill the memory up to where a plan is called tight, cached blocks included."""
+        slack = 1.0 + self.problem.constant("memory_allocator_slack")
+        spare = (1.0 - self.problem.constant("tight_below")) * self.problem.cluster.gpu.memory_bytes
+        passing = ("saved", "dropped", "passing", "live", "last_saved", "logits")
+        return evolve(self, budget=self.budget - spare, **{n: getattr(self, n) * slack for n in passing})
 
     def take(self, rows: IntArray) -> StageModel:
         """The model of some of its strategies."""

@@ -31,6 +31,8 @@ from autoparallel_core.planners.two_level.simulated import SIMULATED
 from autoparallel_core.planners.two_level.stage_model import StageModel, stage_model
 from autoparallel_core.search.evaluate import evaluate
 from autoparallel_core.search.evaluation import Evaluation
+from autoparallel_core.search.explain import explain_strategy
+from autoparallel_core.search.rank import TIE
 from autoparallel_core.search.result import Plan, SearchResult
 from autoparallel_core.search.variants import fold
 from autoparallel_core.spec.problem import Problem
@@ -79,7 +81,8 @@ def uneven_search(
     even = sorted(usual_plans(problem, grid.plans, host), key=_step_s)
     plans = _ranked(problem, [*even, *cutter.plans()], top)
     if plans and even:
-        plans[0] = evolve(plans[0], reasons=(*against_baseline(problem, plans[0], even[0]), *plans[0].reasons))
+        own = next(iter(usual_plans(problem, [explain_strategy(problem, plans[0].strategy, host)], host)))
+        plans[0] = evolve(plans[0], reasons=(*against_baseline(problem, plans[0], even[0], own), *plans[0].reasons))
     return evolve(
         grid,
         plans=tuple(plans),
@@ -98,7 +101,23 @@ def _step_s(plan: Plan) -> float:
 
 
 def _ranked(problem: Problem, plans: list[Plan], top: int) -> list[Plan]:
-    return with_reasons(problem, [evolve(p, reasons=()) for p in fold(sorted(plans, key=_step_s), top)])
+    return with_reasons(problem, [_plain(p) for p in fold(_by_rank(plans), top)])
+
+
+def _plain(plan: Plan) -> Plan:
+    """Without reasons of another search, and without variants that differ in their stages only."""
+    return evolve(plan, reasons=(), variants=tuple(dict.fromkeys(v for v in plan.variants if v != plan.strategy)))
+
+
+def _by_rank(plans: list[Plan]) -> list[Plan]:
+    """Fastest first; of those within a tie of the fastest left, those with room in memory before those that are tight."""
+    out: list[Plan] = []
+    left = sorted(plans, key=_step_s)
+    while left:
+        tied = [p for p in left if p.throughput >= left[0].throughput * (1 - TIE)]
+        out += sorted(tied, key=lambda p: p.verdict != "fits")
+        left = left[len(tied) :]
+    return out
 
 
 def _events(problem: Problem) -> str:
@@ -134,6 +153,7 @@ class _Cutter:
         if not len(near):
             return
         model = stage_model(self.problem, near, self.host)
+        roomy = model.with_room()
         relaxed = relaxed_step_s(model)
         best = self.best_s
         order = np.argsort(relaxed, kind="stable")
@@ -143,8 +163,10 @@ class _Cutter:
                 break
             self.solved += 1
             cuts = self._cut(model, int(i), limit)
-            self.cuts += [(model, int(i), cut) for cut in cuts]
             best = min([best, *(c.step_s for c in cuts[:1])])
+            if cuts:  # and those that leave room, in case they are nearly as fast
+                cuts = (*cuts, *(c for c in self._cut(roomy, int(i), CLOSE * best) if c not in cuts))
+            self.cuts += [(model, int(i), cut) for cut in cuts]
         self.left = int((relaxed[order[self.solved :]] < CLOSE * best).sum())
 
     def _relaxed(self, batch: StrategyBatch) -> StrategyBatch:
