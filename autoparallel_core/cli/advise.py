@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     with Progress() as progress:
         if args.find_min_nodes:
             most = question.cluster.n_nodes if args.n_gpus or args.cluster else None
-            found = Shortfall(nodes=fewest_nodes(question, progress, most=most))
+            found = Shortfall(nodes=fewest_nodes(question, progress, most=most, room=True))
             assert found.nodes is not None
             result = found.nodes.result
         else:

@@ -118,8 +118,13 @@ class Question:
         per_node = args.gpus_per_node or self._gpu.gpus_per_node
         if args.n_gpus is None and not getattr(args, "find_min_nodes", False):
             self._assumed.append(f"--n-gpus {per_node} (one node)")
+        wanted = args.n_gpus or per_node
+        if args.n_gpus and getattr(args, "find_min_nodes", False) and wanted > per_node:
+            wanted -= wanted % per_node
+            if wanted < args.n_gpus:
+                self._assumed.append(f"--n-gpus {args.n_gpus}, in whole nodes: at most {wanted} GPUs")
         try:
-            return self._built(args.n_gpus or per_node)
+            return self._built(wanted)
         except SpecError as e:
             raise SpecError(f"--n-gpus {args.n_gpus}: {e}" if args.n_gpus and "GPUs" in str(e) else str(e)) from e
 

@@ -42,18 +42,23 @@ def look_further(question: Question, progress: Any) -> Shortfall:
     return Shortfall(nodes=fewest_nodes(question, progress, least=have + 1, most=max(_SMALL, _TIMES_MORE * have)))
 
 
-def fewest_nodes(question: Question, progress: Any, *, least: int = 1, most: int | None = None) -> MinNodes:
-    """The fewest nodes that fit between two numbers (None: as many as the search allows)."""
+def fewest_nodes(
+    question: Question, progress: Any, *, least: int = 1, most: int | None = None, room: bool = False
+) -> MinNodes:  # fmt: skip
+    """The fewest nodes that fit between two numbers (None: as many as the search allows), and that fit with ``room``."""
     from autoparallel_core.search.min_nodes import find_min_nodes
 
-    args = question.args
+    args, cluster = question.args, question.cluster
+    if room and cluster.n_gpus < cluster.gpus_per_node:  # the most to consider is a part of a node
+        cluster = evolve(cluster, gpus_per_node=cluster.n_gpus)
     return find_min_nodes(
         question.problem,
-        question.cluster,
+        cluster,
         planner=args.planner or "grid",
         top=getattr(args, "top", 1),
         most_nodes=most,
         least_nodes=least,
+        room=room,
         host=question.host,
         progress=progress,
     )

@@ -141,7 +141,8 @@ def roofline(problem: Problem, plan: Plan) -> str:
     if plan.training is not None:
         least = plan.training.mfu * plan.training.step_s
         return (
-            f"roofline: the model's own FLOPs at the dense bf16 peak ({fmt.flops(gpu.peak('bf16'))}) take {fmt.seconds(least)} "
+            f"roofline: the model's own FLOPs at the dense {gpu.wide_dtype} peak ({fmt.flops(gpu.peak(gpu.wide_dtype))}) take "
+            f"{fmt.seconds(least)} "
             f"of {fmt.seconds(plan.training.step_s)}, an MFU of {fmt.percent(plan.training.mfu)}"
         )
     assert plan.serving is not None, "a plan holds figures of one mode"

@@ -40,7 +40,8 @@ def cluster_line(cluster: Cluster) -> str:
     gpu = cluster.gpu
     nodes = f"{cluster.n_nodes:,} node{'s' if cluster.n_nodes > 1 else ''} of {min(cluster.gpus_per_node, cluster.n_gpus)}"
     links = " · ".join(f"{t.name} {fmt.bandwidth(t.bytes_per_s)}" for t in cluster.tiers)
-    peak = f" · {fmt.flops(gpu.peak_flops['bf16'])} bf16" if "bf16" in gpu.peak_flops else ""
+    wide = gpu.wide_dtype
+    peak = f" · {fmt.flops(gpu.peak_flops[wide])} {wide}" if wide in gpu.peak_flops else ""
     text = f"{cluster.n_gpus:,} × {gpu.name} · {nodes} · {fmt.memory(gpu.memory_bytes)} each{peak}"
     text += f" · HBM {fmt.bandwidth(gpu.hbm_bytes_per_s)} · {links} per GPU and direction"
     return text + (f" · given: {', '.join(cluster.overrides)}" if cluster.overrides else "")

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from autoparallel_core.search.min_nodes import MinNodes
     from autoparallel_core.search.result import Plan, SearchResult
 
+_RUN = 4
+"""Consecutive numbers up to so many are listed one by one."""
+
 
 def what_is_missing(
     result: SearchResult, found: MinNodes | None = None, *, gpus: int | None = None, too_slow: Plan | None = None
@@ -31,15 +34,18 @@ def what_is_missing(
         out.append(f"no strategy is legal on {cluster.n_gpus:,} GPUs; the rules below say why")
     else:
         memory = miss.memory
+        who = "the nearest miss"
         if memory.margin_bytes < 0:
             out.append(
-                f"GPU memory: the nearest miss needs {fmt.memory(memory.reserved_bytes)} on stage {memory.deciding.stage} of "
+                f"GPU memory: {who} needs {fmt.memory(memory.reserved_bytes)} on stage {memory.deciding.stage} of "
                 f"{fmt.memory(memory.capacity_bytes)}, {fmt.memory(-memory.margin_bytes)} too much per GPU"
             )
+            who = "it"
         over = memory.host_bytes_per_node - cluster.host_memory_bytes_per_node
         if over > 0:
             out.append(
-                f"host memory: it needs {fmt.memory(memory.host_bytes_per_node)} per node, {fmt.memory(over)} more than there is"
+                f"host memory: {who} needs {fmt.memory(memory.host_bytes_per_node)} per node of "
+                f"{fmt.memory(cluster.host_memory_bytes_per_node)}, {fmt.memory(over)} too much"
             )
         serving = miss.serving
         asked = getattr(result.problem.workload, "concurrency", None)
@@ -66,7 +72,8 @@ def _too_slow(result: SearchResult, plan: Plan) -> str:
 def _gpus_needed(result: SearchResult, found: MinNodes) -> str:
     have = result.problem.cluster
     if found.nodes is None or found.n_gpus is None:
-        return f"GPUs: nothing fits on {_counts(found)} nodes of {have.gpus_per_node} either"
+        either = "" if have.n_nodes in found.tried else " either"
+        return f"GPUs: nothing fits on {_counts(found)} node{'s' * (found.most_nodes > 1)} of {have.gpus_per_node}{either}"
     more = found.n_gpus - have.n_gpus
     if more <= 0:
         return f"GPUs: {found.n_gpus:,} ({_nodes(found.nodes)}) would do, with degrees that {have.n_gpus:,} does not divide into"
@@ -78,21 +85,63 @@ def _nodes(n: int) -> str:
 
 
 def _counts(found: MinNodes) -> str:
-    return ", ".join(f"{n:,}" for n in sorted(found.tried))
+    """``1, 2, 4–8``: what was tried, in rising order, longer runs as ranges."""
+    runs: list[list[int]] = []
+    for n in sorted(found.tried):
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(f"{r[0]:,}–{r[-1]:,}" if len(r) > _RUN else ", ".join(f"{n:,}" for n in r) for r in runs)
 
 
 def min_nodes_line(found: MinNodes) -> str:
     """The answer of ``--find-min-nodes`` in one sentence."""
-    per_node = found.result.problem.cluster.gpus_per_node
+    cluster = found.result.problem.cluster
+    per_node = min(cluster.gpus_per_node, found.n_gpus or cluster.gpus_per_node)
     if found.nodes is None:
         return f"nothing fits on up to {_nodes(found.most_nodes)} (tried {_counts(found)})"
-    return f"{_nodes(found.nodes)} of {per_node} is the fewest that fits: {found.n_gpus:,} GPUs (tried {_counts(found)})"
+    parts = [f"{_nodes(found.nodes)} of {per_node} is the fewest that fits: {found.n_gpus:,} GPUs (tried {_counts(found)})"]
+    if needs := _needs(found):
+        parts.append(f"#1 there {needs}")
+    if found.roomy_most is not None:
+        parts.append(_room(found, per_node))
+    return "; ".join(parts)
+
+
+def _needs(found: MinNodes) -> str:
+    """How near to the edge the answer's best plan is."""
+    plan = found.result.plans[0]
+    out = []
+    if plan.memory.host_bytes_per_node:
+        offered = found.result.problem.cluster.host_memory_bytes_per_node
+        out.append(f"needs {fmt.memory(plan.memory.host_bytes_per_node)} of {fmt.memory(offered)} host memory per node")
+    if plan.verdict == "tight" and found.result.problem.mode == "training":
+        out.append(f"is tight ({fmt.memory(plan.memory.margin_bytes)} free)")
+    return " and ".join(out)
+
+
+def _room(found: MinNodes, per_node: int) -> str:
+    work = found.result.problem.workload
+    what = "not tight" if getattr(work, "optimizer_cpu_offload", None) else "not tight, nothing in host memory"
+    room = f"room to spare ({what})"
+    if found.roomy_nodes is None:
+        return f"no plan on up to {_nodes(found.roomy_most or found.most_nodes)} has {room}"
+    if found.roomy_nodes == found.nodes:
+        return f"a plan there has {room}"
+    return f"a plan with {room} needs {_nodes(found.roomy_nodes)}, {found.roomy_nodes * per_node:,} GPUs"
 
 
 def min_nodes_document(found: MinNodes) -> dict[str, Any]:
+    per_node = found.result.problem.cluster.gpus_per_node
+    plans = found.result.plans if found.nodes is not None else ()
     return {
         "n_nodes": found.nodes,
         "n_gpus": found.n_gpus,
+        "host_bytes_per_node": plans[0].memory.host_bytes_per_node if plans else None,
+        "roomy_n_nodes": found.roomy_nodes,
+        "roomy_n_gpus": None if found.roomy_nodes is None else found.roomy_nodes * per_node,
+        "roomy_most_nodes": found.roomy_most,
         "most_nodes": found.most_nodes,
         "tried_nodes": sorted(found.tried),
         "skipped_nodes": [{"n_nodes": n, "reason": why} for n, why in found.skipped],

@@ -43,7 +43,7 @@ def plan_at(problem: Problem, evaluation: Evaluation, i: int) -> Plan:
         training=TrainingFigures(
             step_s=total,
             tokens_per_s_per_gpu=rate,
-            mfu=rate * flops / problem.cluster.gpu.peak("bf16"),
+            mfu=rate * flops / problem.cluster.gpu.peak(problem.cluster.gpu.wide_dtype),
             micro_batches=int(evaluation.training.micro_batches[i]),
             layers_per_stage=layout.layers_per_stage,
             bubble_fraction=seconds.get("bubble", 0.0) / total,

@@ -1,8 +1,10 @@
-"""The fewest nodes on which something fits.
+"""The fewest nodes on which something fits, and the fewest on which something fits with room.
 
 More nodes do not always help (a batch may not divide by them), so the answer cannot be bisected. Powers of two are
 tried first; between the first that fits and the one before it, every count is tried in order. What fits on fewer
 nodes than a power of two that does not fit is therefore not found; ``tried`` says what was looked at.
+
+With room means: not tight, and without an optimizer in host memory unless the user asked for one.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from autoparallel_core.errors import SpecError
 from autoparallel_core.search.api import Progress, search
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from autoparallel_core.host import Host
 
 MOST_NODES = 4096
+_ROOM_WITHIN = 16
+"""Room is looked for on up to so many times the fewest nodes."""
 
 
 @frozen
@@ -36,6 +40,10 @@ class MinNodes:
     skipped: tuple[tuple[int, str], ...]
     """Node counts that no strategy can fill, each with the reason."""
     most_nodes: int
+    roomy_nodes: int | None = None
+    """The fewest nodes with a plan that is not tight and offloads nothing; None when there is none, or nobody asked."""
+    roomy_most: int | None = None
+    """The largest count that was considered for that; None when nobody asked."""
 
 
 def find_min_nodes(
@@ -46,6 +54,7 @@ def find_min_nodes(
     top: int = 10,
     most_nodes: int | None = None,
     least_nodes: int = 1,
+    room: bool = False,
     host: Host | None = None,
     progress: Progress | None = None,
 ) -> MinNodes:
@@ -58,16 +67,16 @@ def find_min_nodes(
         top: plans of the result.
         most_nodes: where to stop; None for ``MOST_NODES``.
         least_nodes: where to begin, when fewer are known not to fit.
+        room: in training, also look for the fewest nodes that fit with room.
         host: plugins.
         progress: called during each search.
 
     Raises:
-        SpecError: no node count up to the limit can be filled at all.
+        SpecError: no node count up to the limit can be filled at all; where the reason is the same for every number, only it.
     """
     limit = MOST_NODES if most_nodes is None else most_nodes
     if limit < 1:
         raise SpecError(f"the most nodes to try must be at least 1, not {limit}")
-    sizes = [n for n in _powers(max(limit, least_nodes)) if n >= least_nodes]
     tried: dict[int, SearchResult] = {}
     skipped: dict[int, str] = {}
 
@@ -83,17 +92,19 @@ def find_min_nodes(
             return False
         return bool(tried[nodes].fitting)
 
-    found = next((n for n in sizes if fits(n)), None)
-    if found is not None:
-        below = max((n for n in sizes if n < found), default=least_nodes - 1)
-        found = next((n for n in range(below + 1, found) if fits(n)), found)
-    elif not tried:
-        raise SpecError(f"no number of nodes up to {limit} can be filled: {next(iter(skipped.values()))}")
+    found = _first(fits, least_nodes, max(limit, least_nodes))
+    if not tried:
+        reason = next(iter(skipped.values()))
+        if _whatever_the_number(problem_for, cluster, skipped):
+            raise SpecError(reason)
+        raise SpecError(f"no number of nodes up to {limit} can be filled: {reason}")
     last = found if found is not None else max(tried)
     problem = problem_for(last * cluster.gpus_per_node)
     whole = {"whole_load": found is not None}
     full = search(problem, planner=planner, top=top, host=host, progress=progress, options=whole)
-    return MinNodes(
+    if found is None and full.fitting:
+        full = _none_holds_the_load(full)
+    answer = MinNodes(
         nodes=found,
         n_gpus=None if found is None else found * cluster.gpus_per_node,
         result=full,
@@ -101,6 +112,55 @@ def find_min_nodes(
         skipped=tuple(sorted(skipped.items())),
         most_nodes=limit,
     )
+    if not room or found is None or problem.mode != "training":
+        return answer
+    most = max(min(limit, _ROOM_WITHIN * found), found)
+    roomy = _first(lambda n: _has_room(problem_for, n * cluster.gpus_per_node, planner, host, progress), found, most)
+    return evolve(answer, roomy_nodes=roomy, roomy_most=most)
+
+
+def _none_holds_the_load(result: SearchResult) -> SearchResult:
+    """Deployments that fit and hold fewer requests than asked for are no answer; the one that holds most is the nearest."""
+    held = [p for p in (*result.plans, *result.pareto) if p.serving is not None]
+    nearest = max(held, key=lambda p: p.serving.max_concurrency if p.serving else 0)
+    return evolve(result, plans=(), pareto=(), fitting=0, nearest_miss=nearest)
+
+
+def _first(good: Callable[[int], bool], least: int, most: int) -> int | None:
+    """The first count from ``least`` to ``most`` that is good, powers of two first (see the head of this file)."""
+    sizes = [n for n in (least, *_powers(most)) if n >= least]
+    sizes = sorted(set(sizes))
+    found = next((n for n in sizes if good(n)), None)
+    if found is None:
+        return None
+    below = max((n for n in sizes if n < found), default=least - 1)
+    return next((n for n in range(below + 1, found) if good(n)), found)
+
+
+def _has_room(
+    problem_for: Callable[[int], Problem], n_gpus: int, planner: str, host: Host | None, progress: Progress | None
+) -> bool:
+    try:
+        problem = problem_for(n_gpus)
+        if not problem.training.optimizer_cpu_offload:
+            problem = problem.with_workload(evolve(problem.training, optimizer_cpu_offload=False))
+        result = search(problem, planner=planner, top=1, host=host, progress=progress)
+    except SpecError:  # a number that cannot be filled has no room either
+        return False
+    # the front ends with the plan of most free memory
+    return any(plan.verdict == "fits" for plan in (*result.plans, *result.pareto))
+
+
+def _whatever_the_number(problem_for: Callable[[int], Problem], cluster: Cluster, skipped: dict[int, str]) -> bool:
+    """Whether all numbers of nodes are refused for one and the same reason, which more nodes would not change."""
+    reasons = set(skipped.values())
+    if len(reasons) > 1 or len(skipped) > 1:
+        return len(reasons) == 1
+    try:
+        problem_for(2 * max(skipped) * cluster.gpus_per_node)
+    except SpecError as e:
+        return str(e) in reasons
+    return False
 
 
 def _powers(limit: int) -> Iterator[int]:

@@ -167,11 +167,11 @@ class ParetoFront:
 
 @define
 class NearestMiss:
-    """The legal strategy that exceeds its limits by the smallest factor; of equals the better score, then the plainer."""
+    """The legal strategy that exceeds its limits by least; of equals the better score, then the plainer."""
 
     strategy: Strategy | None = None
     excess: float = np.inf
-    """Need over offer of the scarcest resource, above 1."""
+    """How far it exceeds its limits, by the measure of whoever adds; smaller is nearer."""
     score: float = -np.inf
 
     def add(self, batch: StrategyBatch, excess: FloatArray, score: FloatArray) -> None:

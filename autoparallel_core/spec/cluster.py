@@ -96,6 +96,11 @@ class Gpu:
     default: bool = False
     """The command takes this GPU when the user names none; two claims must be resolved by a name."""
 
+    @property
+    def wide_dtype(self) -> str:
+        """The 16-bit dtype whose dense peak an MFU refers to: bf16, or fp16 where there is no bf16."""
+        return "bf16" if "bf16" in self.peak_flops else "fp16"
+
     def peak(self, dtype: str) -> float:
         """Dense FLOP/s for a dtype. Raises SpecError naming what the GPU supports."""
         if dtype not in self.peak_flops:

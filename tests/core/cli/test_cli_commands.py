@@ -130,7 +130,7 @@ def test_goals_rank_differently_and_say_so(cli, small):
     argv = (*small, "--mode", "inference", "--infer-batch-size", "256", "--top", "50")
     plans = cli(*argv, "--goal", "latency", "--json").json["strategies"]
     times = [p["serving"]["ttft_s"] + 1023 * p["serving"]["tpot_s"] for p in plans]
-    assert all(b >= a * 0.998 for a, b in pairwise(times))
+    assert all(b >= a * 0.98 for a, b in pairwise(times))  # ties within 1% are ordered by plainness
     assert "by end-to-end latency of a request" in cli(*argv, "--goal", "latency").out
     assert "by output tokens/s per GPU in use" in cli(*argv, "--goal", "cost").out
 
@@ -161,6 +161,39 @@ def test_the_fewest_nodes(cli, model, mode):
     assert cli(*argv, "--n-gpus", str(8 * (nodes - 1)), "--json").code == 3
     capped = cli(*argv, "--find-min-nodes", "--n-gpus", str(8 * (nodes - 1)))
     assert capped.code == 3
+
+
+def test_the_most_nodes_to_consider_need_not_be_whole_nodes(cli, model):
+    argv = ("--model-path", model(), "--gpu-type", "H100", "--find-min-nodes", "--top", "1", "--json")
+    body = cli(*argv, "--n-gpus", "12").json
+    assert (body["min_nodes"]["n_nodes"], body["min_nodes"]["most_nodes"], body["min_nodes"]["roomy_n_nodes"]) == (1, 1, 1)
+    assert "--n-gpus 12, in whole nodes: at most 8 GPUs" in body["assumptions"]
+    assert cli(*argv, "--n-gpus", "4").json["min_nodes"]["n_gpus"] == 4
+
+
+def test_requests_asked_for_at_once_must_fit_on_the_fewest_nodes(cli, model):
+    big = model(num_hidden_layers=64, hidden_size=8192, num_attention_heads=64, intermediate_size=28672)
+    argv = ("--model-path", big, "--gpu-type", "H100", "--mode", "inference", "--json", "--top", "3")
+    asked = ("--infer-batch-size", "4096", "--isl", "4000", "--osl", "1000")
+    body = cli(*argv, *asked, "--find-min-nodes").json
+    assert (
+        body["min_nodes"]["n_nodes"]
+        > cli(*argv, "--isl", "4000", "--osl", "1000", "--find-min-nodes").json["min_nodes"]["n_nodes"]
+    )
+    assert all(s["serving"]["max_concurrency"] >= 4096 for s in body["strategies"])
+    fewer = cli(*argv, *asked, "--find-min-nodes", "--n-gpus", str(body["min_nodes"]["n_gpus"] - 8))
+    assert fewer.code == 3
+    assert fewer.json["nearest_miss"]["serving"]["max_concurrency"] < 4096
+    assert "KV cache: room for" in fewer.json["missing"][0]
+
+
+def test_training_on_a_gpu_without_bf16(cli, model):
+    ran = cli("--model-path", model(num_hidden_layers=2), "--gpu-type", "T4", "--n-gpus", "8", "--json", "--top", "1")
+    assert ran.code == 0
+    figures = ran.json["strategies"][0]["training"]
+    assert 0 < figures["mfu"] < 1
+    assert ran.json["workload"]["precision"] == "fp16"
+    assert "65.0 TFLOP/s fp16" in cli("explain", "--model-path", model(num_hidden_layers=2), "--gpu-type", "T4").words
 
 
 def test_explain_a_given_strategy(cli, small):

@@ -9,7 +9,7 @@ from problem_builders import dense, inference, mla_moe, rule, training
 
 from autoparallel_core.errors import PluginContract, SpecError
 from autoparallel_core.planners import grid
-from autoparallel_core.planners.exhaustive import _Best, grid_search
+from autoparallel_core.planners.exhaustive import _Best, _excess, grid_search
 from autoparallel_core.search.evaluate import evaluate
 from autoparallel_core.search.evaluation import Evaluation
 from autoparallel_core.search.rank import rank_order
@@ -63,6 +63,26 @@ def test_nothing_fits_gives_the_nearest_miss() -> None:
     assert result.nearest_miss is not None
     assert result.nearest_miss.memory.reserved_bytes == pytest.approx(e.reserved_bytes.min())
     assert "too much" in result.nearest_miss.reasons[1]
+
+
+def test_a_shortage_of_host_memory_is_not_blamed_on_the_gpu() -> None:
+    problem = training(dense(32, 4096, 32, 8, 14336, 128256), 8, optimizer_cpu_offload=True)
+    problem = problem.with_cluster(evolve(problem.cluster, host_memory_bytes_per_node=10e9))
+    miss = grid_search(problem, Space(offload=(1,)), ()).nearest_miss
+    assert miss is not None
+    assert miss.memory.host_bytes_per_node > 10e9
+    assert miss.memory.margin_bytes >= 0
+    fits = grid_search(problem.with_cluster(evolve(problem.cluster, host_memory_bytes_per_node=1e13)), Space(offload=(1,)), ())
+    fastest = max(p.throughput for p in fits.plans)
+    assert miss.throughput == pytest.approx(fastest, rel=0.02), "of those that lack the host's memory alone, the fastest"
+
+
+def test_the_excess_adds_up_what_is_missing() -> None:
+    problem = training(dense(4, 1024, 16, 4, 4096, 32000), 8)
+    e = evaluate(problem, LAYOUTS)
+    capacity, host = e.capacity_bytes, problem.cluster.host_memory_bytes_per_node
+    e = evolve(e, reserved_bytes=capacity * np.array([0.5, 1.2, 1.1, 0.2]), host_bytes_per_node=host * np.array([3, 1.1, 0, 1]))
+    assert _excess(problem, e) == pytest.approx([2.0, 0.3, 0.1, 0.0])
 
 
 def test_first_fit_stops_early() -> None:

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 from report_builders import PARAMETERS, problem, result, serving_plan, training_plan
 
 from autoparallel_core.report.answer import print_answer, print_nothing_fits, refusals
-from autoparallel_core.report.missing import min_nodes_line, what_is_missing
+from autoparallel_core.report.missing import min_nodes_document, min_nodes_line, what_is_missing
 from autoparallel_core.search.min_nodes import MinNodes
 
 
@@ -109,8 +110,6 @@ def test_what_is_missing_when_no_strategy_is_legal():
 
 
 def test_what_is_missing_names_the_kv_cache():
-    from attrs import evolve
-
     miss = serving_plan()
     miss = evolve(miss, verdict="does not fit", serving=evolve(miss.serving, max_concurrency=40))
     sentences = what_is_missing(result("inference", plans=(), fitting=0, nearest_miss=miss), None)
@@ -131,9 +130,40 @@ def test_the_fewest_nodes_in_one_sentence():
     assert min_nodes_line(found(None)) == "nothing fits on up to 4,096 nodes (tried 1, 2, 3, 4)"
 
 
-def test_unknown_config_fields_are_shown(console_at):
-    from attrs import evolve
+def test_the_fewest_nodes_say_what_they_need_and_where_there_is_room():
+    plan = training_plan("tp8 pp4 dp2 zero1 mbs1 offload=optimizer", verdict="tight")
+    plan = evolve(plan, memory=evolve(plan.memory, host_bytes_per_node=1.5e12))
+    edge = evolve(found(3), result=result(plans=(plan,)), roomy_nodes=8, roomy_most=48)
+    assert min_nodes_line(edge) == (
+        "3 nodes of 8 is the fewest that fits: 24 GPUs (tried 1, 2, 3, 4); #1 there needs 1,500.0 GB of 2,000.0 GB host memory "
+        "per node and is tight (2.0 GB free); a plan with room to spare (not tight, nothing in host memory) needs 8 nodes, "
+        "64 GPUs"
+    )
+    none = min_nodes_line(evolve(edge, roomy_nodes=None))
+    assert none.endswith("no plan on up to 48 nodes has room to spare (not tight, nothing in host memory)")
+    assert min_nodes_line(evolve(edge, roomy_nodes=3)).endswith(
+        "a plan there has room to spare (not tight, nothing in host memory)"
+    )
+    body = min_nodes_document(edge)
+    assert (body["host_bytes_per_node"], body["roomy_n_nodes"], body["roomy_n_gpus"], body["roomy_most_nodes"]) == (
+        1.5e12, 8, 64, 48,
+    )  # fmt: skip
 
+
+def test_long_runs_of_tried_nodes_are_ranges():
+    tried = evolve(found(9), tried=(1, 2, 4, 8, 16, *range(9, 16)))
+    assert "(tried 1, 2, 4, 8–16)" in min_nodes_line(tried)
+
+
+def test_host_memory_alone_is_not_blamed_on_the_gpu():
+    plan = training_plan("tp8 pp4 dp2 zero1 mbs1 offload=optimizer")
+    miss = evolve(plan, verdict="does not fit", memory=evolve(plan.memory, host_bytes_per_node=2.5e12))
+    assert what_is_missing(result(plans=(), fitting=0, nearest_miss=miss)) == [
+        "host memory: the nearest miss needs 2,500.0 GB per node of 2,000.0 GB, 500.0 GB too much"
+    ]
+
+
+def test_unknown_config_fields_are_shown(console_at):
     console, out = console_at(80)
     p = problem()
     p = evolve(p, arch=evolve(p.arch, unknown_fields=("strange_gate",)))
