@@ -112,6 +112,10 @@ class _Walk(Words):
             elif child.type == "variable_name" and exports:
                 self.exported.add(source(child))
 
+    def _unset_command(self, node: Node) -> None:
+        for child in node.named_children:
+            self.variables.pop(source(child), None)
+
     def _command(self, node: Node) -> None:
         own: dict[str, str] = {}
         words: list[str] = []
@@ -144,10 +148,6 @@ class _Walk(Words):
             return
         if name == "eval" and len(words) > 1:
             self._nested(" ".join(words[1:]), own)
-            return
-        if name == "unset":
-            for word in words[1:]:
-                self.variables.pop(word, None)
             return
         if name in {"source", "."} and len(words) > 1:
             self._follow(words[1], own)

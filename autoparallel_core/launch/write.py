@@ -235,7 +235,7 @@ def yaml_scalar(value: Any) -> str:
     text = str(value)
     plain = text.replace("_", "").replace("-", "").replace("/", "").replace(".", "").isalnum()
     reserved = text.lower() in {"true", "false", "null", "yes", "no", "on", "off", "~"} or text[:1].isdigit()
-    return text if plain and not reserved else json.dumps(text)
+    return text if plain and text.isascii() and not reserved else json.dumps(text, ensure_ascii=False)
 
 
 # --- on disk --------------------------------------------------------------------------------------------------

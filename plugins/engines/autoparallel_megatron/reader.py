@@ -213,7 +213,7 @@ def _split_note(p: Parsed, problem: Problem, vpp: int) -> list[str]:
         if pp <= given or rest % (pp - given):
             return []
         ends = [[n // vpp] if n is not None else [] for n in (first, last)]
-        here = tuple([*ends[0], *[rest // (pp - given) // vpp] * (pp - given), *ends[1]]) * vpp
+        here = (*ends[0], *[rest // (pp - given) // vpp] * (pp - given), *ends[1]) * vpp
     else:
         return []
     ours = pipeline_split(problem.arch.num_layers, pp, vpp)

@@ -41,8 +41,8 @@ def read_launch(files: Mapping[str, str], engine: str | None, problem: Problem |
         return None
     sources = take_apart(files)
     found = one_launch(find(sources, lambda w: command_at(w, named=engine == NAME)), per_node=PER_NODE, program="vllm serve")
-    if found is None and (words := keyword_words(sources, ("LLM", "EngineArgs", "AsyncEngineArgs"), NAME)) is not None:
-        found = Found(words, {}, Machines())
+    if found is None and (called := keyword_words(sources, ("LLM", "EngineArgs", "AsyncEngineArgs"), NAME)) is not None:
+        found = Found(called, {}, Machines())
     if found is None and (found := _from_yaml(sources, named=engine == NAME)) is None:
         return None
     words = [w.replace("_", "-") if w.startswith("--") and "=" not in w else _dashed(w) for w in found.words]

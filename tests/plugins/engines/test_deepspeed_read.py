@@ -1,0 +1,113 @@
+"""DeepSpeed launches: JSON, accelerate's deepspeed_config, the launcher; good and bad."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from launch_files import Checker
+
+H100 = ("--gpu-type", "H100")
+CONFIG: dict[str, Any] = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 2,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 3, "overlap_comm": True, "reduce_bucket_size": 5e8},
+}
+RUN = "deepspeed --num_gpus 8 --num_nodes 2 train.py --deepspeed ds.json --max_seq_length 4096 --model_name_or_path m"
+
+
+def files(run: str = RUN, **changes: Any) -> dict[str, str]:
+    config = {k: v for k, v in (CONFIG | changes).items() if v is not None}
+    return {"ds.json": json.dumps(config), "go.sh": run}
+
+
+@pytest.mark.parametrize(
+    ("changes", "strategy"),
+    [
+        ({}, "tp1 pp1 dp16 zero3 mbs2"),
+        ({"zero_optimization": {"stage": 1}}, "tp1 pp1 dp16 zero1 mbs2"),
+        ({"zero_optimization": None}, "tp1 pp1 dp16 mbs2"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}},
+            "tp1 pp1 dp16 zero3 mbs2 offload=optimizer",
+        ),
+        ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "none"}}}, "tp1 pp1 dp16 zero3 mbs2"),
+        ({"zero_optimization": {"stage": 3, "mics_shard_size": 8}}, "tp1 pp1 dp16 zero3 shard8 mbs2"),
+        ({"tensor_parallel": {"autotp_size": 2}, "train_batch_size": 32}, "tp2 pp1 dp8 zero3 mbs2"),
+        ({"sequence_parallel_size": 4, "train_batch_size": 16}, "tp1 pp1 dp4 cp4 zero3 mbs2"),
+    ],
+)
+def test_json(checker: Checker, changes: dict[str, Any], strategy: str) -> None:
+    found = checker(files(**changes), *H100, model="llama-8b")
+    assert found.strategy == strategy
+    assert found.rules == set()
+    assert found.launch["engine"] == "deepspeed"
+    assert found.launch["unknown"] == []
+
+
+def test_auto_values_come_from_the_scripts_flags(checker: Checker) -> None:
+    auto = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
+    run = f"{RUN} --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --gradient_checkpointing true"
+    found = checker(files(run, **auto), *H100, model="llama-8b")
+    assert found.strategy == "tp1 pp1 dp16 zero3 mbs4 recompute=full"
+    assert found.document["workload"]["global_batch_size"] == 4 * 2 * 16
+
+
+def test_accelerate_states_the_same(checker: Checker) -> None:
+    text = """\
+distributed_type: DEEPSPEED
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+deepspeed_config:
+  zero_stage: 2
+  gradient_accumulation_steps: 4
+  offload_optimizer_device: cpu
+"""
+    run = "accelerate launch --config_file a.yaml train.py --per_device_train_batch_size 1 --max_seq_length 2048"
+    found = checker({"a.yaml": text, "go.sh": run}, *H100, model="llama-8b")
+    assert found.strategy == "tp1 pp1 dp8 zero2 mbs1 offload=optimizer"
+    assert found.document["workload"]["global_batch_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "says"),
+    [
+        ({"train_batch_size": 60}, "batch = micro × accumulation × dp", "2 × accumulation 2 × 16"),
+        ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, "offload_param", "stage 3, not 2"),
+        ({"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}, "offload_optimizer", "stage is 0"),
+        ({"zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8}}, "hpz", "needs stage 3"),
+        ({"fp16": {"enabled": True}}, "one precision", "both enabled"),
+        ({"tensor_parallel": {"autotp_size": 3}}, "heads % tp", "remainder 2"),
+    ],
+)
+def test_refusals(checker: Checker, changes: dict[str, Any], rule: str, says: str) -> None:
+    found = checker(files(**changes), *H100, model="llama-8b")
+    assert found.code == 3
+    assert rule in found.rules
+    assert says in found.sentences
+
+
+def test_a_pipeline_takes_zero_1_at_most(checker: Checker) -> None:
+    run = f"{RUN} --pipeline_parallel_size 4"
+    bad = checker(files(run, train_batch_size=16), *H100, model="llama-8b")
+    assert "pipeline needs zero ≤ 1" in bad.rules
+    good = checker(files(run, train_batch_size=16, zero_optimization={"stage": 1}), *H100, model="llama-8b")
+    assert good.strategy == "tp1 pp4 dp4 zero1 mbs2"
+
+
+def test_json_alone_needs_the_machines(checker: Checker) -> None:
+    alone = {"ds.json": json.dumps(CONFIG)}
+    found = checker(alone, *H100, "--n-gpus", "16", "--max-length", "4096", model="llama-8b")
+    assert found.strategy == "tp1 pp1 dp16 zero3 mbs2"
+    assert any("do not say on how many GPUs" in n for n in found.launch["notes"])
+
+
+def test_what_is_not_priced_is_named(checker: Checker) -> None:
+    zero = {"stage": 3, "offload_param": {"device": "nvme"}, "zero_quantized_weights": True}
+    launch = checker(files(zero_optimization=zero, future_section={}), *H100, model="llama-8b").launch
+    assert len(launch["unmodelled"]) == 3
+    assert launch["unknown"] == ["future_section"]
