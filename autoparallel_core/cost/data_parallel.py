@@ -125,7 +125,7 @@ def _fully_sharded_s(
         dense, expert = cost.dense_params[key], cost.expert_params[key]
         one = np.where(groups.shard > 1, net.bytes_s(dense, groups.shard, groups.dense_stride), 0.0)
         one = one + np.where(groups.expert_shard > 1, net.bytes_s(expert, groups.expert_shard, groups.expert_stride), 0.0)
-        wait = np.where(f["shard"] > 1, net.ring_latency(f["shard"], groups.dense_stride) + c("fsdp_latency_s"), 0.0)
+        wait = np.where(f["shard"] > 1, net.ring_latency(f["shard"], groups.dense_stride), 0.0)
         forward_s = cost.forward_s[key]
         backward_s = cost.backward_s[key] + again * forward_s
         total += n * exposed_s(problem, one * param + wait, forward_s)

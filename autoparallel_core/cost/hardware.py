@@ -35,7 +35,6 @@ class TrainingHardware:
     accumulate_bytes: float
     tp_exposed_forward: float
     tp_exposed_backward: float
-    dispatch_factor: float
     dispatch_once: bool
     """The dispatcher sends a token once per rank and domain, not once per expert."""
     ep_exposed: float
@@ -77,7 +76,6 @@ class TrainingHardware:
             tp_exposed_forward=overlap,
             tp_exposed_backward=overlap * c("tp_exposed_backward"),
             dispatch_once=soft.dispatcher not in ("alltoall", "allgather"),
-            dispatch_factor=c("ep_plain_factor") if soft.dispatcher in ("alltoall", "allgather") else 1.0,
             ep_exposed=c("ep_overlap_exposed") if soft.ep_overlap else 1.0,
             frozen_weights=work.task == "lora",
         )

@@ -23,23 +23,25 @@ class HostModel:
     launch_s: float
     """Per operator launched."""
     gap_s: float
-    """Per layer and forward pass, in whatever case."""
+    """Per layer and pass, in whatever case."""
     gap_moe_s: float
+    """The same of a layer with routed experts."""
 
     @classmethod
     def of(cls, problem: Problem) -> HostModel:
         c, soft = problem.constant, problem.software
         if soft.launch_blocking:
             # Every kernel waits for its launch: nothing runs ahead.
-            return cls(0.0, c("host_blocking_layer_s"), c("host_blocking_layer_s") + c("host_moe_gap_s"))
+            blocked = c("host_blocking_layer_s")
+            return cls(0.0, blocked, blocked + c("host_moe_gap_s"))
         left = {"none": 1.0, "partial": c("host_graph_partial"), "full_iteration": c("host_graph_full")}[soft.cuda_graph]
         # The other micro-batch's kernels fill the gaps that a synchronisation of this one leaves.
         moe = c("host_moe_gap_s") * (c("ep_overlap_exposed") if soft.ep_overlap else 1.0)
         if problem.training.precision in LOW_PRECISION:
             moe *= 2.0  # every expert GEMM has a cast beside it to launch
-        return cls(c("host_launch_s") * left, c("host_gap_s") * left, moe * left)
+        return cls(c("host_launch_s") * left, 0.0, moe * left)
 
     def wait_s(self, kernels_s: Array, launches: Array, passes: float, *, routed: bool) -> Array:
         """Exposed wait beside ``kernels_s`` of GPU work, for ``launches`` operators."""
-        gap = self.gap_moe_s + self.gap_s if routed else self.gap_s
+        gap = self.gap_moe_s if routed else self.gap_s
         return np.maximum(launches * self.launch_s - kernels_s, 0.0) + passes * gap

@@ -1,42 +1,26 @@
 """What one layer costs a training step: seconds by cause, bytes kept, parameters, on unique layer keys.
 
-Each operator kind has one pricing function; a layer is the sum over its operators. Axis legend: U unique
-layer keys, K causes (:data:`CAUSES`).
+Each operator kind has one pricing function (:mod:`autoparallel_core.cost.operator_costs`); a layer is the sum over its
+operators. Axis legend: U unique layer keys, K causes (:data:`CAUSES`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-from attrs import define, field, frozen
+from attrs import frozen
 from numpy.typing import NDArray
 
 from autoparallel_core.cost.hardware import TrainingHardware
+from autoparallel_core.cost.layer_sum import CAUSES, LayerSum
+from autoparallel_core.cost.operator_costs import PRICE, launches
 from autoparallel_core.cost.recompute import Recompute
-from autoparallel_core.ops.kernels import attended_keys
-from autoparallel_core.ops.mesh import ASSIGNMENT, Mesh
+from autoparallel_core.ops.mesh import Mesh
 from autoparallel_core.spec.arch import Block
-from autoparallel_core.spec.op import Attention, Axis, Elementwise, ExpertGemm, Gemm, Lookup, Loss, Op, Scan, TokenExchange
+from autoparallel_core.spec.op import Elementwise
 
 Array = NDArray[np.float64]
 
-CAUSES = (
-    "gemm",
-    "expert_gemm",
-    "attention",
-    "scan",
-    "elementwise",
-    "cast",
-    "embedding",
-    "loss",
-    "host",
-    "tp_comm",
-    "cp_comm",
-    "ep_comm",
-)
-_K = {c: i for i, c in enumerate(CAUSES)}
-COMM = ("tp_comm", "cp_comm", "ep_comm")
+__all__ = ["CAUSES", "LayerCost", "layer_cost", "parameters"]
 
 
 @frozen(eq=False)
@@ -63,6 +47,8 @@ class LayerCost:
     """Elements of the largest local matrix, [U]."""
     launches: Array
     """Operators that the host launches in one forward pass, [U]."""
+    weight_grad: Array
+    """Seconds of the backward that only weight gradients take, [U]."""
 
     @property
     def forward_s(self) -> Array:
@@ -73,44 +59,19 @@ class LayerCost:
         return np.asarray(self.backward.sum(axis=1))
 
 
-@define(eq=False)
-class _Sum:
-    """Accumulates one layer."""
-
-    mesh: Mesh
-    hw: TrainingHardware
-    recompute: Recompute
-    forward: Array
-    backward: Array
-    selective: Array
-    saved: Array
-    saved_selective: Array
-    launches: Array
-    gathered: set[tuple[Axis, str]] = field(factory=set)
-
-    def add(self, cause: str, forward: Array, backward: Array) -> None:
-        self.forward[:, _K[cause]] += forward
-        self.backward[:, _K[cause]] += backward
-
-    def keep(self, op: Op, block: Block, n_bytes: Array, *, what: str = "input") -> None:
-        self.saved += n_bytes
-        if not self.recompute.drops(op, block, what):
-            self.saved_selective += n_bytes * self.recompute.kept_share
-
-
 def layer_cost(blocks: tuple[Block, ...], mesh: Mesh, hw: TrainingHardware, recompute: Recompute) -> LayerCost:
     """Sum the operators of ``blocks``."""
     u = len(mesh)
-    total = _Sum(
+    total = LayerSum(
         mesh, hw, recompute, np.zeros((u, len(CAUSES))), np.zeros((u, len(CAUSES))), np.zeros(u), np.zeros(u), np.zeros(u),
-        np.zeros(u),
+        np.zeros(u), np.zeros(u),
     )  # fmt: skip
     for block in blocks:
         total.gathered.clear()
         for op in block.ops:
             before = total.forward.sum(axis=1)
-            if price := _PRICE.get(op.kind):
-                total.launches += _launches(op, mesh, low=hw.low_precision)
+            if price := PRICE.get(op.kind):
+                total.launches += launches(op, mesh, low=hw.low_precision)
                 price(total, block, op)
             share = recompute.share(op, block)
             if share:
@@ -130,16 +91,8 @@ def layer_cost(blocks: tuple[Block, ...], mesh: Mesh, hw: TrainingHardware, reco
         expert_params=expert,
         largest_matrix=largest,
         launches=total.launches,
+        weight_grad=total.weight_grad,
     )
-
-
-def _launches(op: Op, mesh: Mesh, *, low: bool) -> Array | float:
-    """Kernels launched one by one: quantised GEMMs also cast their input; grouped ones launch each expert's GEMM."""
-    if isinstance(op, Gemm):
-        return 2.0 if low and not op.precise else 1.0
-    if isinstance(op, ExpertGemm):
-        return np.ceil(op.experts.units / mesh.ep) * (2.0 if low else 1.0)
-    return 1.0
 
 
 def parameters(blocks: tuple[Block, ...], mesh: Mesh) -> tuple[Array, Array, Array]:
@@ -156,170 +109,3 @@ def parameters(blocks: tuple[Block, ...], mesh: Mesh) -> tuple[Array, Array, Arr
                 dense += n
             largest = np.maximum(largest, n)
     return dense, expert, largest
-
-
-def _gemm(t: _Sum, block: Block, op: Op) -> None:
-    assert isinstance(op, Gemm)
-    mesh, hw = t.mesh, t.hw
-    column = any(mesh.sharded(a) for a in op.n)
-    row = mesh.sharded(op.k)
-    m = (mesh.tokens if column or row else mesh.resident_tokens) * op.tokens_fraction
-    n = sum((mesh.local(a) for a in op.n), np.zeros(len(mesh)))
-    k = mesh.local(op.k)
-    model = hw.gemm(precise=op.precise)
-    wgrad = 0.0 if hw.frozen_weights else model.seconds(n, k, m, out_bytes=hw.accumulate_bytes)
-    t.add("gemm", model.seconds(m, n, k), model.seconds(m, k, n) + wgrad)
-    low = hw.low_precision and not op.precise
-    if low:
-        t.add("cast", hw.cast_s(m * k), hw.cast_s(m * n))
-    t.keep(op, block, mesh.rows(op.k) * op.tokens_fraction * k * (hw.low_input_bytes if low else 2.0))
-    _tensor_parallel(t, op, column=column, row=row)
-
-
-def _tensor_parallel(t: _Sum, op: Gemm, *, column: bool, row: bool) -> None:
-    """Collectives of a column- or row-parallel GEMM (Korthikanti et al., arXiv 2205.05198, figure 5)."""
-    mesh, hw = t.mesh, t.hw
-    if column and not row:
-        key = (op.k, op.weights[0].component if op.weights else "")
-        if key in t.gathered:
-            return
-        t.gathered.add(key)
-        one = hw.network.gather(mesh.tokens * op.k.size * 2.0, mesh.tp, 1.0)
-        forward, backward = np.where(mesh.sp > 0, one, 0.0), np.where(mesh.sp > 0, one, 2 * one)
-    elif row and not column:
-        one = hw.network.gather(mesh.tokens * sum(a.size for a in op.n) * 2.0, mesh.tp, 1.0)
-        forward, backward = np.where(mesh.sp > 0, one, 2 * one), np.where(mesh.sp > 0, one, 0.0)
-    else:
-        return
-    live = mesh.tp > 1
-    t.add("tp_comm", np.where(live, forward, 0.0) * hw.tp_exposed_forward, np.where(live, backward, 0.0) * hw.tp_exposed_backward)
-
-
-def _expert_gemm(t: _Sum, block: Block, op: Op) -> None:
-    assert isinstance(op, ExpertGemm)
-    mesh, hw = t.mesh, t.hw
-    local_experts = np.ceil(op.experts.units / mesh.ep)
-    m = mesh.routed_tokens(op.top_k)
-    per_expert = m / local_experts
-    n = sum((mesh.local(a) for a in op.n), np.zeros(len(mesh)))
-    k = mesh.local(op.k)
-    model = hw.gemm(precise=False)
-    fill = per_expert / (per_expert + hw.expert_half_rows)
-    more = (local_experts - 1) * n * k * model.operand_bytes
-    wgrad = np.zeros(len(mesh))
-    if not hw.frozen_weights:
-        wgrad = local_experts * model.seconds(n, k, per_expert, out_bytes=hw.accumulate_bytes) / fill
-    forward = model.seconds(m, n, k, extra_bytes=more) / fill
-    t.add("expert_gemm", forward, model.seconds(m, k, n, extra_bytes=more) / fill + wgrad)
-    if hw.low_precision:
-        t.add("cast", hw.cast_s(m * k), hw.cast_s(m * n))
-    t.keep(op, block, m * k * (hw.low_input_bytes if hw.low_precision else 2.0))
-
-
-def _attention(t: _Sum, block: Block, op: Op) -> None:
-    assert isinstance(op, Attention)
-    mesh, hw = t.mesh, t.hw
-    heads = mesh.local(op.heads) / op.heads.width
-    area = attended_keys(
-        mesh.seq_len, causal=op.causal, window=op.window, chunk=op.chunk, top_k_keys=op.top_k_keys,
-        tokens_per_key=op.tokens_per_key,
-    )  # fmt: skip
-    pairs = mesh.sequences * area / mesh.cp
-    forward, backward = hw.attention_s(
-        heads * pairs, op.heads.width, op.v_width, mesh.seq_len, heads * mesh.sequences * mesh.seq_len**2 / mesh.cp
-    )
-    t.add("attention", forward, backward)
-    kv = mesh.local(op.kv_heads) / op.kv_heads.width * (op.kv_heads.width + op.v_width) / op.tokens_per_key
-    q = mesh.local(op.heads) if op.query_saved else 0.0
-    t.keep(op, block, mesh.tokens * (q + kv) * 2.0, what="qkv")
-    if hw.unfused_attention:
-        t.keep(op, block, heads * mesh.sequences * mesh.seq_len**2 / mesh.cp * 5.0, what="scores")
-    if np.any(mesh.cp > 1) and op.v_width:
-        _context_parallel(t, mesh.tokens * kv * 2.0, forward, backward)
-
-
-def _context_parallel(t: _Sum, kv_bytes: Array, forward: Array, backward: Array) -> None:
-    """Ring exchange of keys and values behind the attention of the previous chunk (Ring Attention, arXiv 2310.01889).
-
-    The backward also sends the gradients of both. What the computation of a step cannot hide is exposed.
-    """
-    mesh = t.mesh
-    step = t.hw.network.ring_step(kv_bytes, mesh.cp, mesh.tp)
-    steps = mesh.cp - 1
-    for scale, compute, cause_forward in ((1.0, forward, True), (2.0, backward, False)):
-        total = steps * step * scale
-        exposed = np.where(
-            mesh.cp > 1, np.maximum(total - compute * steps / mesh.cp, 0.0) + t.hw.overlap_loss * np.minimum(total, compute), 0.0
-        )
-        zero = np.zeros(len(mesh))
-        t.add("cp_comm", exposed if cause_forward else zero, zero if cause_forward else exposed)
-
-
-def _scan(t: _Sum, block: Block, op: Op) -> None:
-    """Chunked linear mixer: state update and read, and the attention inside a chunk (Mamba-2, arXiv 2405.21060, section 6)."""
-    assert isinstance(op, Scan)
-    mesh, hw = t.mesh, t.hw
-    v = mesh.local(op.heads)
-    k_width = op.key_heads.width
-    flops = mesh.tokens * (4.0 * v * k_width + 2.0 * op.chunk * (v + v / op.heads.width * k_width))
-    moved = mesh.tokens * (2.0 * v + 2.0 * mesh.local(op.key_heads)) * 2.0 * (2.0 if op.conv_width else 1.0)
-    forward = hw.scan_s(flops, moved)
-    t.add("scan", forward, 2.5 * forward)
-    t.keep(op, block, mesh.tokens * (v + 2.0 * mesh.local(op.key_heads)) * 2.0 * (2.0 if op.conv_width else 1.0), what="qkv")
-
-
-def _elements(mesh: Mesh, axis: Axis, top_k: int) -> Array:
-    if not top_k:
-        return mesh.rows(axis) * mesh.local(axis)
-    if ASSIGNMENT.get(axis.name) == "etp":
-        return mesh.routed_tokens(top_k) * mesh.local(axis)
-    return mesh.tokens * top_k / mesh.tp * mesh.local(axis)
-
-
-def _elementwise(t: _Sum, block: Block, op: Op) -> None:
-    assert isinstance(op, Elementwise)
-    mesh = t.mesh
-    moved = sum((_elements(mesh, a, op.top_k) for a in (*op.reads, *op.writes)), np.zeros(len(mesh))) * 2.0
-    forward = t.hw.elementwise_s(moved)
-    t.add("elementwise", forward, 2 * forward)
-    t.keep(op, block, sum((_elements(mesh, a, op.top_k) for a in op.saved), np.zeros(len(mesh))) * 2.0)
-
-
-def _exchange(t: _Sum, block: Block, op: Op) -> None:  # noqa: ARG001  (every pricing function has this signature)
-    """Dispatch or combine: all-to-all over the expert group, gather or scatter over the expert-tensor group."""
-    assert isinstance(op, TokenExchange)
-    mesh, hw = t.mesh, t.hw
-    token = mesh.tokens / mesh.tp * op.width.size * 2.0
-    one = hw.network.exchange(token, op.top_k, mesh.ep, mesh.etp, once_per_rank=hw.dispatch_once)
-    one = one * hw.dispatch_factor * hw.ep_exposed
-    etp = np.where(mesh.etp > 1, hw.network.gather(mesh.routed_tokens(op.top_k) * op.width.size * 2.0, mesh.etp, 1.0), 0.0)
-    t.add("ep_comm", one, one)
-    t.add("tp_comm", etp, etp)
-
-
-def _lookup(t: _Sum, block: Block, op: Op) -> None:  # noqa: ARG001
-    assert isinstance(op, Lookup)
-    mesh, hw = t.mesh, t.hw
-    forward = hw.elementwise_s(mesh.tokens * op.width.size * 4.0)
-    t.add("embedding", forward, 2 * forward)
-    one = hw.network.gather(mesh.tokens * op.width.size * 2.0, mesh.tp, 1.0)
-    live = mesh.tp > 1
-    t.add("tp_comm", np.where(live, np.where(mesh.sp > 0, one, 2 * one), 0.0), np.where(live & (mesh.sp > 0), one, 0.0))
-
-
-def _loss(t: _Sum, block: Block, op: Op) -> None:  # noqa: ARG001
-    assert isinstance(op, Loss)
-    seconds = t.hw.loss_s(t.mesh.tokens * t.mesh.local(op.vocab))
-    t.add("loss", seconds / 3, seconds * 2 / 3)
-
-
-_PRICE: dict[str, Callable[[_Sum, Block, Op], None]] = {
-    "gemm": _gemm,
-    "expert_gemm": _expert_gemm,
-    "attention": _attention,
-    "scan": _scan,
-    "elementwise": _elementwise,
-    "token_exchange": _exchange,
-    "lookup": _lookup,
-    "loss": _loss,
-}

@@ -85,6 +85,8 @@ class Stages:
     fill_forward: Array
     """Seconds of the average chunk that fills the pipeline, [U]."""
     fill_backward: Array
+    fill_weight: Array
+    """Of the backward, what only weight gradients take, [U]."""
     mean_forward: Array
     """Seconds of the average stage, [U]."""
     mean_backward: Array
@@ -118,10 +120,17 @@ class Stages:
         layout: StageLayout | None = None,
     ) -> Stages:
         """Spread the layers over the stages of every key; with ``layout`` all keys have its pp and vpp and take it."""
-        u, arch, as_layer = len(keys), problem.arch, problem.software.embedding_as_layer
+        u, arch, soft = len(keys), problem.arch, problem.software
         pairs, of_pair = keys.unique(("pp", "vpp"))
         layouts = {
-            (int(pp), int(vpp)): layout or stage_layout(arch, int(pp), int(vpp), embedding_as_layer=as_layer)
+            (int(pp), int(vpp)): layout
+            or stage_layout(
+                arch,
+                int(pp),
+                int(vpp),
+                embedding_as_layer=soft.embedding_as_layer,
+                v_shaped=soft.pipeline_schedule == "dualpipe_v",
+            )
             for pp, vpp in zip(pairs.pp, pairs.vpp, strict=True)
         }
         width = max((len(x.index) for x in layouts.values()), default=1)
@@ -135,9 +144,9 @@ class Stages:
         stages = cls(
             pieces=pieces, of_key=of_key, layouts=layouts, p2p=_transfers(problem, hw, keys, pieces.mesh.tokens[of_key]),
             slowest=np.zeros((u, len(CAUSES))), recompute=flat(), forward=flat(), backward=flat(), fill_forward=flat(),
-            fill_backward=flat(), mean_forward=flat(), mean_backward=flat(), dense=flat(), expert=flat(), largest_matrix=flat(),
-            counts=np.zeros((u, len(pieces.classes))), dense_params=wide(), expert_params=wide(), saved=wide(), live=wide(),
-            offloaded=wide(), logits=wide(), stage_index=wide() - 1.0,
+            fill_backward=flat(), fill_weight=flat(), mean_forward=flat(), mean_backward=flat(), dense=flat(),
+            expert=flat(), largest_matrix=flat(), counts=np.zeros((u, len(pieces.classes))), dense_params=wide(),
+            expert_params=wide(), saved=wide(), live=wide(), offloaded=wide(), logits=wide(), stage_index=wide() - 1.0,
         )  # fmt: skip
         for g, each in enumerate(layouts.values()):
             rows = np.flatnonzero(of_pair == g)
@@ -156,7 +165,7 @@ def _transfers(problem: Problem, hw: TrainingHardware, keys: StrategyBatch, toke
 
 
 @frozen(eq=False)
-class _Again:
+class Again:
     """How much of a layer's forward the backward repeats, on the rows of one group."""
 
     selective: Array
@@ -175,12 +184,15 @@ class _Again:
         return share * cost.forward_s[of_key] + self.selective * cost.selective[of_key]
 
 
+def again_of(keys: StrategyBatch) -> Again:
+    """What the recompute columns of the keys repeat."""
+    limit = np.where(keys.recompute_layers > 0, keys.recompute_layers, 1 << 30)
+    return Again((keys.recompute == SELECTIVE).astype(np.float64), np.where(keys.recompute == FULL, limit, 0).astype(np.float64))
+
+
 def _fill_group(stages: Stages, problem: Problem, rows: NDArray[np.int64], keys: StrategyBatch, layout: StageLayout) -> None:
     """The rows of one (pp, vpp)."""
-    limit = np.where(keys.recompute_layers > 0, keys.recompute_layers, 1 << 30)
-    again = _Again(
-        (keys.recompute == SELECTIVE).astype(np.float64), np.where(keys.recompute == FULL, limit, 0).astype(np.float64)
-    )
+    again = again_of(keys)
     best = np.full(len(rows), -1.0)
     for p in range(len(layout.index)):
         best = _fill_stage(stages, problem, rows, keys, layout, p, again, best)
@@ -188,7 +200,7 @@ def _fill_group(stages: Stages, problem: Problem, rows: NDArray[np.int64], keys:
 
 
 def _fill_stage(
-    stages: Stages, problem: Problem, rows: NDArray[np.int64], keys: StrategyBatch, layout: StageLayout, p: int, again: _Again,
+    stages: Stages, problem: Problem, rows: NDArray[np.int64], keys: StrategyBatch, layout: StageLayout, p: int, again: Again,
     best: Array,
 ) -> Array:  # fmt: skip
     """One distinct stage; it replaces the slowest so far (``best`` seconds) where it takes longer."""
@@ -245,20 +257,22 @@ def _fill_stage(
     return np.where(win, total, best)
 
 
-def _fill_means(stages: Stages, rows: NDArray[np.int64], layout: StageLayout, again: _Again) -> None:
+def _fill_means(stages: Stages, rows: NDArray[np.int64], layout: StageLayout, again: Again) -> None:
     """Times of the average stage, and of the average chunk in the row that fills the pipeline."""
     pieces, of_key = stages.pieces, stages.of_key[rows]
     pp, chunks = len(layout.layers_per_stage), layout.chunks
     shares = again.shares(layout.mean_counts, layout.mean_full)
-    mean_f, mean_b, fill_f, fill_b = (np.zeros(len(rows)) for _ in range(4))
+    mean_f, mean_b, fill_f, fill_b, fill_w = (np.zeros(len(rows)) for _ in range(5))
     for mean, fill, cost, share in zip(layout.mean_counts, layout.fill_counts, pieces.classes, shares, strict=True):
         f = cost.forward_s[of_key]
         b = cost.backward_s[of_key] + again.seconds(cost, of_key, share)
         mean_f, mean_b, fill_f, fill_b = mean_f + mean * f, mean_b + mean * b, fill_f + fill * f, fill_b + fill * b
+        fill_w = fill_w + fill * cost.weight_grad[of_key]
     for cost in pieces.ends:
         f, b = cost.forward_s[of_key] / pp, cost.backward_s[of_key] / pp
         mean_f, mean_b = mean_f + f, mean_b + b
         if chunks == pp or cost is pieces.prologue:
-            fill_f, fill_b = fill_f + f, fill_b + b
+            fill_f, fill_b, fill_w = fill_f + f, fill_b + b, fill_w + cost.weight_grad[of_key] / pp
+    stages.fill_weight[rows] = fill_w
     stages.mean_forward[rows], stages.mean_backward[rows] = mean_f, mean_b
     stages.fill_forward[rows], stages.fill_backward[rows] = fill_f, fill_b

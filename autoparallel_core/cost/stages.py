@@ -40,9 +40,21 @@ class StageLayout:
     mean_full: NDArray[np.float64] | None = None
     """The same of the average stage, [C]."""
 
+    v_shaped: bool = False
+    """Two chunks per stage, folded back: stage i holds chunks i and 2·pp−1−i, the first stage both ends of the model."""
+
     @property
     def chunks(self) -> int:
         return len(self.chunk_layers)
+
+    def stage_of(self, chunk: int) -> int:
+        """The stage that holds a virtual stage."""
+        return stage_of(chunk, len(self.layers_per_stage), v_shaped=self.v_shaped)
+
+
+def stage_of(chunk: int, pp: int, *, v_shaped: bool) -> int:
+    """Stage of a virtual stage: round robin, or down and back up."""
+    return min(chunk, 2 * pp - 1 - chunk) if v_shaped else chunk % pp
 
 
 def split_layers(
@@ -80,13 +92,21 @@ def ends_in_layers(arch: ModelArch) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=4096)
-def stage_layout(arch: ModelArch, pp: int, vpp: int, *, embedding_as_layer: bool = False) -> StageLayout:
-    """Spread the model's layers over ``pp`` stages of ``vpp`` chunks each (chunk c on stage c mod pp)."""
-    split = split_layers(arch.num_layers, pp * vpp, ends=ends_in_layers(arch), embedding_as_layer=embedding_as_layer)
-    return laid_out(arch, pp, split)
+def stage_layout(arch: ModelArch, pp: int, vpp: int, *, embedding_as_layer: bool = False, v_shaped: bool = False) -> StageLayout:
+    """Spread the model's layers over ``pp`` stages of ``vpp`` chunks each (2, folded back, when ``v_shaped``)."""
+    chunks = pp * (2 if v_shaped else vpp)
+    split = split_layers(arch.num_layers, chunks, ends=ends_in_layers(arch), embedding_as_layer=embedding_as_layer)
+    return laid_out(arch, pp, split, v_shaped=v_shaped)
 
 
-def laid_out(arch: ModelArch, pp: int, split: tuple[int, ...], full: tuple[tuple[int, ...], ...] | None = None) -> StageLayout:
+def laid_out(
+    arch: ModelArch,
+    pp: int,
+    split: tuple[int, ...],
+    full: tuple[tuple[int, ...], ...] | None = None,
+    *,
+    v_shaped: bool = False,
+) -> StageLayout:
     """The layout of given chunks: ``split`` layers per virtual stage, ``full`` layers under full recompute by stage and class."""
     classes = arch.layer_classes()
     of_layer = np.zeros(arch.num_layers, dtype=np.int64)
@@ -98,18 +118,19 @@ def laid_out(arch: ModelArch, pp: int, split: tuple[int, ...], full: tuple[tuple
     start = 0
     for chunk, n in enumerate(split):
         here = np.bincount(of_layer[start : start + n], minlength=len(classes))
-        counts[chunk % pp] += here
+        counts[stage_of(chunk, pp, v_shaped=v_shaped)] += here
         if chunk < pp:
             fill += here / pp
         start += n
+    end = stage_of(len(split) - 1, pp, v_shaped=v_shaped)
     seen: dict[tuple[float, ...], int] = {}
     for i in range(pp):
-        seen.setdefault((float(i == 0), float(i == pp - 1), *counts[i], *again[i]), i)
+        seen.setdefault((float(i == 0), float(i == end), *counts[i], *again[i]), i)
     index = np.array(list(seen.values()))
     return StageLayout(
         counts=counts[index],
         first=(index == 0).astype(np.float64),
-        last=(index == pp - 1).astype(np.float64),
+        last=(index == end).astype(np.float64),
         index=index.astype(np.float64),
         mean_counts=counts.mean(axis=0),
         fill_counts=fill,
@@ -117,4 +138,5 @@ def laid_out(arch: ModelArch, pp: int, split: tuple[int, ...], full: tuple[tuple
         chunk_layers=split,
         full_counts=again[index] if full is not None else None,
         mean_full=again.mean(axis=0) if full is not None else None,
+        v_shaped=v_shaped,
     )

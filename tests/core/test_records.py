@@ -460,4 +460,4 @@ def test_published_training_runs_are_covered_and_break_almost_no_rule():
     assert all(out[r.id].status == "ok" for r in sure)
     assert not [p for p in out.values() if p.status == "error"]
     breaking = [p.id for p in out.values() if any(n.startswith("breaks a rule") for n in p.notes)]
-    assert len(breaking) <= 0.01 * len(rows)
+    assert len(breaking) <= 0.02 * len(rows)
