@@ -24,12 +24,10 @@ from autoparallel_megatron.software_flags import software_of
 
 NAME = "megatron"
 TELLTALE = (
-    "--tensor-model-parallel-size",
-    "--pipeline-model-parallel-size",
-    "--expert-model-parallel-size",
-    "--micro-batch-size",
-)
-SCRIPTS = ("pretrain_gpt.py", "pretrain_mamba.py", "pretrain_hybrid.py", "pretrain_vlm.py", "pretrain_t5.py", "pretrain_bert.py")
+    "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--expert-model-parallel-size", "--context-parallel-size",
+    "--num-attention-heads", "--max-position-embeddings", "--use-distributed-optimizer", "--recompute-granularity",
+)  # fmt: skip
+"""Flags that no other engine has; enough to know a bare list of arguments."""
 STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 """``--data-parallel-sharding-strategy`` as ZeRO stages."""
 

@@ -36,7 +36,10 @@ fsdp_config:
   fsdp_sharding_strategy: {strategy}
   fsdp_use_orig_params: true
 """
-RUN = "accelerate launch --config_file acc.yaml train.py --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --max_seq_length 4096"
+RUN = (
+    "accelerate launch --config_file acc.yaml train.py --per_device_train_batch_size 2 --gradient_accumulation_steps 4 "
+    "--max_seq_length 4096"
+)
 
 
 def test_version_2_with_a_mesh(checker: Checker) -> None:
@@ -66,14 +69,20 @@ def test_version_1(checker: Checker, name: str, strategy: str) -> None:
 @pytest.mark.parametrize(
     ("command", "strategy"),
     [
-        ("torchrun --nnodes 1 --nproc_per_node 8 t.py --fsdp 'full_shard auto_wrap' --per_device_train_batch_size 1 --bf16",
-         "tp1 pp1 dp8 zero3 mbs1"),
-        ("torchrun --nproc_per_node 8 --nnodes 1 t.py --fsdp shard_grad_op --gradient_checkpointing True --micro_batch_size 4",
-         "tp1 pp1 dp8 zero2 mbs4 recompute=full"),
-        ("accelerate launch --use_fsdp --fsdp_version 2 --num_processes 8 --num_machines 1 t.py --per_device_train_batch_size 1",
-         "tp1 pp1 dp8 zero3 mbs1"),
+        (
+            "torchrun --nnodes 1 --nproc_per_node 8 t.py --fsdp 'full_shard auto_wrap' --per_device_train_batch_size 1 --bf16",
+            "tp1 pp1 dp8 zero3 mbs1",
+        ),
+        (
+            "torchrun --nproc_per_node 8 --nnodes 1 t.py --fsdp shard_grad_op --gradient_checkpointing True --micro_batch_size 4",
+            "tp1 pp1 dp8 zero2 mbs4 recompute=full",
+        ),
+        (
+            "accelerate launch --use_fsdp --fsdp_version 2 --num_processes 8 --num_machines 1 t.py --micro_batch_size 1",
+            "tp1 pp1 dp8 zero3 mbs1",
+        ),
     ],
-)  # fmt: skip
+)
 def test_flags(checker: Checker, command: str, strategy: str) -> None:
     found = checker({"go.sh": command}, *H100, "--max-length", "4096", "--batch-size", "64", model="llama-8b")
     assert found.strategy == strategy
@@ -86,12 +95,17 @@ def test_flags(checker: Checker, command: str, strategy: str) -> None:
         (("tp_size: 2", "tp_size: 4"), "parallelism = processes"),
         (("fsdp_version: 2", "fsdp_version: 1"), "fsdp 2 for parallelism"),
         (("dp_shard_size: 4", "dp_shard_size: 1"), "replication alone"),
-        (("dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 4\n  parallelism_config_tp_size: 2",
-          "dp_replicate_size: 1\n  parallelism_config_dp_shard_size: 1\n  parallelism_config_tp_size: 16"), "kv heads % tp"),
+        (
+            (
+                "dp_replicate_size: 2\n  parallelism_config_dp_shard_size: 4\n  parallelism_config_tp_size: 2",
+                "dp_replicate_size: 1\n  parallelism_config_dp_shard_size: 1\n  parallelism_config_tp_size: 16",
+            ),
+            "kv heads % tp",
+        ),
         (("cp_size: 1", "cp_size: 2\n  parallelism_config_sp_size: 2"), "cp or sp"),
         (("cp_size: 1", "cp_size: 1\n  parallelism_config_cp_backend: mine"), "cp_backend"),
     ],
-)  # fmt: skip
+)
 def test_refusals(checker: Checker, change: tuple[str, str], rule: str) -> None:
     """16 processes are not 2 × 4 × 4; 8 key/value heads are not replicated over tp 16."""
     assert change[0] in YAML

@@ -9,6 +9,8 @@ from autoparallel_megatron.model_flags import leading_dense
 from autoparallel_megatron.refusals import layout_stages
 
 H100 = ("--gpu-type", "H100")
+PP2 = "--pipeline-model-parallel-size 2"
+BLOCK = "--recompute-granularity full --recompute-method block --recompute-num-layers"
 BATCH = "--micro-batch-size 1 --global-batch-size 256 --seq-length 4096 --max-position-embeddings 8192 --bf16"
 SCRIPT = """\
 #!/bin/bash
@@ -86,14 +88,15 @@ def arguments(flags: str) -> dict[str, str]:
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "tp1 pp1 dp32 zero2 mbs1"),
         ("--use-torch-fsdp2 --untie-embeddings-and-output-weights", "tp1 pp1 dp32 zero3 mbs1"),
         ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "tp1 pp1 dp32 mbs1 recompute=full"),
-        ("--recompute-granularity full --recompute-method block --recompute-num-layers 6", "tp1 pp1 dp32 mbs1 recompute=full:6"),
-        ("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
-         "--recompute-granularity full --recompute-method block --recompute-num-layers 3", "tp1 pp2 dp16 vpp2 mbs1 recompute=full:6"),
+        (f"{BLOCK} 6", "tp1 pp1 dp32 mbs1 recompute=full:6"),
+        (f"{PP2} --num-virtual-stages-per-pipeline-rank 2 {BLOCK} 3", "tp1 pp2 dp16 vpp2 mbs1 recompute=full:6"),
         ("--recompute-activations", "tp1 pp1 dp32 mbs1 recompute=selective"),
-        ("--use-distributed-optimizer --optimizer-cpu-offload --use-precision-aware-optimizer",
-         "tp1 pp1 dp32 zero1 mbs1 offload=optimizer"),
+        (
+            "--use-distributed-optimizer --optimizer-cpu-offload --use-precision-aware-optimizer",
+            "tp1 pp1 dp32 zero1 mbs1 offload=optimizer",
+        ),
     ],
-)  # fmt: skip
+)
 def test_strategies(checker: Checker, flags: str, strategy: str) -> None:
     found = checker(arguments(flags), *H100, "--n-gpus", "32", model="llama-8b")
     assert found.strategy == strategy
@@ -110,16 +113,26 @@ def test_experts_are_cut_like_dense_layers_unless_stated(checker: Checker) -> No
 
 
 UNEVEN = [
-    ("--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 11 --decoder-last-pipeline-num-layers 13",
-     "first + last = layers", "no stage for the other 8"),
+    (
+        f"{PP2} --decoder-first-pipeline-num-layers 11 --decoder-last-pipeline-num-layers 13",
+        "first + last = layers",
+        "no stage for the other 8",
+    ),
     ("--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 7", "middle layers % stages", "leave 25 for 3 stages"),
     ("--pipeline-model-parallel-size 3", "layers % pp", "remainder 2"),
-    ("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 3", "layers per stage % vpp", "cannot be divided by 3"),
-    ("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 5", "layers per stage % virtual", "no multiple of 5"),
-    ("--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 --num-layers-per-virtual-pipeline-stage 8",
-     "one way to interleave", "give one of them"),
-    ("--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Et*8|t*8|t*8|t*7L", "layout layers", "31 decoder layers"),
-    ("--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Et*16|t*16|L", "layout stages % pp", "3 stages"),
+    (f"{PP2} --num-virtual-stages-per-pipeline-rank 3", "layers per stage % vpp", "cannot be divided by 3"),
+    (f"{PP2} --num-layers-per-virtual-pipeline-stage 5", "layers per stage % virtual", "no multiple of 5"),
+    (
+        f"{PP2} --num-virtual-stages-per-pipeline-rank 2 --num-layers-per-virtual-pipeline-stage 8",
+        "one way to interleave",
+        "give one of them",
+    ),
+    (
+        "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout 'Et*8|t*8|t*8|t*7L'",
+        "layout layers",
+        "31 decoder layers",
+    ),
+    ("--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout 'Et*16|t*16|L'", "layout stages % pp", "3 stages"),
     ("--recompute-granularity full", "recompute method", "uniform or block"),
     ("--recompute-granularity selective --recompute-method block", "selective recompute", "takes no --recompute-method"),
     ("--recompute-granularity selective --recompute-modules core_attn attention", "recompute modules", "attention"),
@@ -127,9 +140,13 @@ UNEVEN = [
     ("--overlap-param-gather", "param gather", "--use-distributed-optimizer"),
     ("--model-parallel-size 2", "removed flag", "--tensor-model-parallel-size"),
     ("--use-torch-fsdp2 --pipeline-model-parallel-size 2", "torch fsdp2", "pp 2"),
-    ("--context-parallel-size 8 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2", "hierarchical cp", "multiply to cp 8"),
+    (
+        "--context-parallel-size 8 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
+        "hierarchical cp",
+        "multiply to cp 8",
+    ),
     ("--bf16 --fp16", "one precision", "exclude each other"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("flags", "rule", "says"), UNEVEN)
@@ -157,9 +174,9 @@ def test_positions_and_environment(checker: Checker) -> None:
 
 def test_a_documented_layout_is_legal(checker: Checker) -> None:
     """Features, pipeline layout: 61 layers and one MTP layer over 16 ranks and 2 virtual stages."""
-    flags = """--num-experts 256 --tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1
+    flags = f"""--num-experts 256 --tensor-model-parallel-size 2 --sequence-parallel --expert-tensor-parallel-size 1
     --expert-model-parallel-size 8 --pipeline-model-parallel-size 16 --pipeline-model-parallel-layout "Et*3|(tt|)*29,m|L"
-    --mtp-num-layers 1 --use-distributed-optimizer --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"""
+    --mtp-num-layers 1 --use-distributed-optimizer {BLOCK.replace("block", "uniform")} 1"""
     text = " ".join(f"{BATCH} --global-batch-size 2048 {flags}".split())
     found = checker({"a.txt": text}, *H100, "--n-gpus", "512", model="deepseek-v3")
     assert found.rules == set()
@@ -210,7 +227,8 @@ model:
 
 def test_the_script_and_the_model_file_may_disagree_on_nothing(checker: Checker) -> None:
     """Without a batch the script trains one micro-batch per data-parallel rank, as Megatron takes it."""
-    script = "torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 2 --seq-length 4096 --tensor-model-parallel-size 2"
+    script = "torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 2 --seq-length 4096"
+    script += " --tensor-model-parallel-size 2"
     found = checker({"a.sh": script}, *H100, model="llama-8b")
     assert found.document["workload"]["global_batch_size"] == 8
     assert any("no global batch size is given: 8" in n for n in found.launch["notes"])

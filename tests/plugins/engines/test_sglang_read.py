@@ -17,15 +17,21 @@ H200 = ("--gpu-type", "H200")
         ("python3 -m sglang.launch_server --model-path m --tp 8 --ep-size 8", "mixtral", "tp8 pp1 dp1 ep8 mbs1"),
         ("python3 -m sglang.launch_server --model-path m --tp 8 --ep-size 2", "mixtral", "tp8 pp1 dp1 ep2 etp4 mbs1"),
         ("python3 -m sglang.launch_server --model-path m --tp 8", "mixtral", "tp8 pp1 dp1 etp8 mbs1"),
-        ("python3 -m sglang.launch_server --model-path m --tp 8 --dp 8 --enable-dp-attention", "mixtral",
-         "tp1 pp1 dp1 attn_dp8 etp8 mbs1"),
-        ("python3 -m sglang.launch_server --model-path m --tp 8 --attn-dp-size 2 --ep 4", "mixtral",
-         "tp4 pp1 dp1 attn_dp2 ep4 etp2 mbs1"),
+        (
+            "python3 -m sglang.launch_server --model-path m --tp 8 --dp 8 --enable-dp-attention",
+            "mixtral",
+            "tp1 pp1 dp1 attn_dp8 etp8 mbs1",
+        ),
+        (
+            "python3 -m sglang.launch_server --model-path m --tp 8 --attn-dp-size 2 --ep 4",
+            "mixtral",
+            "tp4 pp1 dp1 attn_dp2 ep4 etp2 mbs1",
+        ),
         ("python3 -m sglang.launch_server --model-path m --tp 8 --moe-a2a-backend deepep", "mixtral", "tp8 pp1 dp1 ep8 mbs1"),
         ("--model-path m --tp-size 4 --mem-fraction-static 0.8", "llama-8b", "tp4 pp1 dp1 mbs1"),
         ("import sglang as sgl\nengine = sgl.Engine(model_path='m', tp_size=4)", "llama-8b", "tp4 pp1 dp1 mbs1"),
     ],
-)  # fmt: skip
+)
 def test_layouts(checker: Checker, command: str, model: str, strategy: str) -> None:
     """GPUs = tp_size × pp_size, and × dp_size only without attention dp; experts split over tp_size."""
     name = "run.py" if command.startswith("import") else "serve.sh"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from launch_files import Checker
 
+DDP = "--parallelism.data_parallel_replicate_degree 64 --parallelism.data_parallel_shard_degree 1"
+PP4 = "--parallelism.pipeline_parallel_degree 4"
 WHERE = ("--gpu-type", "H100", "--n-gpus", "64", "--batch-size", "128")
 TOML = """\
 [job]
@@ -26,6 +28,11 @@ context_parallel_degree = 1
 mode = "full"
 [compile]
 enable = true
+"""
+INTERLEAVED = """\
+pipeline_parallel_degree = 2
+pipeline_parallel_schedule = "Interleaved1F1B"
+pipeline_parallel_layers_per_stage = 41
 """
 PYTHON = """\
 from torchtitan.config import ParallelismConfig, TrainingConfig
@@ -59,17 +66,25 @@ def test_python_and_overrides(checker: Checker) -> None:
     ("flags", "strategy"),
     [
         ("--parallelism.tensor_parallel_degree 4", "tp4 pp1 dp16 zero3 mbs8 recompute=selective"),
-        ("--parallelism.context_parallel_degree 2 --training.local_batch_size 1", "tp1 pp1 dp32 cp2 zero3 mbs1 recompute=selective"),
-        ("--parallelism.pipeline_parallel_degree 4 --training.local_batch_size 8 --activation_checkpoint.mode none",
-         "tp1 pp4 dp16 zero2 mbs1"),
-        ("--parallelism.pipeline_parallel_degree 4 --parallelism.pipeline_parallel_schedule Interleaved1F1B "
-         "--parallelism.pipeline_parallel_microbatch_size 2", "tp1 pp4 dp16 vpp2 zero2 mbs2 recompute=selective"),
-        ("--parallelism.data_parallel_replicate_degree 64 --parallelism.data_parallel_shard_degree 1 --training.local_batch_size 2",
-         "tp1 pp1 dp64 mbs2 recompute=selective"),
-        ("--parallelism.tensor_parallel_degree 2 --parallelism.enable_sequence_parallel False --training.local_batch_size 4",
-         "tp2 pp1 dp32 zero3 mbs4 sp=off recompute=selective"),
+        (
+            "--parallelism.context_parallel_degree 2 --training.local_batch_size 1",
+            "tp1 pp1 dp32 cp2 zero3 mbs1 recompute=selective",
+        ),
+        (f"{PP4} --training.local_batch_size 8 --activation_checkpoint.mode none", "tp1 pp4 dp16 zero2 mbs1"),
+        (
+            f"{PP4} --parallelism.pipeline_parallel_schedule Interleaved1F1B --parallelism.pipeline_parallel_microbatch_size 2",
+            "tp1 pp4 dp16 vpp2 zero2 mbs2 recompute=selective",
+        ),
+        (
+            f"{DDP} --training.local_batch_size 2",
+            "tp1 pp1 dp64 mbs2 recompute=selective",
+        ),
+        (
+            "--parallelism.tensor_parallel_degree 2 --parallelism.enable_sequence_parallel False --training.local_batch_size 4",
+            "tp2 pp1 dp32 zero3 mbs4 sp=off recompute=selective",
+        ),
     ],
-)  # fmt: skip
+)
 def test_flags(checker: Checker, flags: str, strategy: str) -> None:
     command = f"torchrun --nproc_per_node 8 --nnodes 8 -m torchtitan.train --module llama3 --config llama3_70b {flags}"
     found = checker({"go.sh": command}, *WHERE, "--max-length", "4096", model="llama-70b")
@@ -80,15 +95,22 @@ def test_flags(checker: Checker, flags: str, strategy: str) -> None:
     ("change", "rule"),
     [
         (("tensor_parallel_degree = 8", "tensor_parallel_degree = 16"), "kv heads % tp"),
-        (("pipeline_parallel_degree = 1", "pipeline_parallel_degree = 4\npipeline_parallel_layers_per_stage = 9"), "layers per stage"),
-        (("pipeline_parallel_degree = 1", 'pipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 3'),
-         "local batch % micro-batch"),
-        (('mode = "full"\n[compile]\nenable = true', 'mode = "memory_budget"\n[compile]\nenable = false'), "memory budget needs compile"),
+        (
+            ("pipeline_parallel_degree = 1", "pipeline_parallel_degree = 4\npipeline_parallel_layers_per_stage = 9"),
+            "layers per stage",
+        ),
+        (
+            ("pipeline_parallel_degree = 1", "pipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 3"),
+            "local batch % micro-batch",
+        ),
+        (
+            ('mode = "full"\n[compile]\nenable = true', 'mode = "memory_budget"\n[compile]\nenable = false'),
+            "memory budget needs compile",
+        ),
         (("context_parallel_degree = 1", "context_parallel_degree = 3"), "world size"),
-        (("pipeline_parallel_degree = 1", 'pipeline_parallel_degree = 2\npipeline_parallel_schedule = "Interleaved1F1B"\n'
-          "pipeline_parallel_layers_per_stage = 41"), "schedule"),
+        (("pipeline_parallel_degree = 1", INTERLEAVED), "schedule"),
     ],
-)  # fmt: skip
+)
 def test_refusals(checker: Checker, change: tuple[str, str], rule: str) -> None:
     """8 key/value heads do not go over tp 16; 82 layers in stages of 9 make 10 stages, no multiple of 4."""
     assert change[0] in TOML

@@ -29,14 +29,22 @@ print_iter_log: true
         ({"s.sh": "trtllm-serve serve m --tp_size=8 --ep_size 8"}, "mixtral", "tp8 pp1 dp1 ep8 mbs1"),
         ({"c.yaml": YAML}, "mixtral", "tp8 pp1 dp1 ep4 etp2 mbs1"),
         ({"s.sh": "trtllm-serve m --config c.yaml", "c.yaml": YAML}, "mixtral", "tp8 pp1 dp1 ep4 etp2 mbs1"),
-        ({"s.sh": "trtllm-serve m --extra_llm_api_options ./c.yaml --tp_size 4", "c.yaml": YAML}, "mixtral",
-         "tp4 pp1 dp1 ep4 mbs1"),
-        ({"s.sh": "cat > c.yaml <<EOF\nenable_attention_dp: true\nmoe_expert_parallel_size: 8\nEOF\n"
-                  "trtllm-serve m --tp_size 8 --config c.yaml"},
-         "mixtral", "tp1 pp1 dp1 attn_dp8 ep8 mbs1"),
+        (
+            {"s.sh": "trtllm-serve m --extra_llm_api_options ./c.yaml --tp_size 4", "c.yaml": YAML},
+            "mixtral",
+            "tp4 pp1 dp1 ep4 mbs1",
+        ),
+        (
+            {
+                "s.sh": "cat > c.yaml <<EOF\nenable_attention_dp: true\nmoe_expert_parallel_size: 8\nEOF\n"
+                "trtllm-serve m --tp_size 8 --config c.yaml"
+            },
+            "mixtral",
+            "tp1 pp1 dp1 attn_dp8 ep8 mbs1",
+        ),
         ({"s.sh": "mpirun -n 16 trtllm-llmapi-launch trtllm-serve m --tp_size 8 --pp_size 2"}, "llama-70b", "tp8 pp2 dp1 mbs1"),
     ],
-)  # fmt: skip
+)
 def test_layouts(checker: Checker, files: dict[str, str], model: str, strategy: str) -> None:
     found = checker(files, *H200, "--max-length", "4096", model=model)
     assert (found.code, found.strategy) == (0, strategy)
