@@ -197,8 +197,8 @@ def read_cluster_toml(path: Path | str, host: Host) -> Cluster:
     """A cluster described in a file (docs/how-to/describe-a-cluster.md).
 
     Raises:
-        SpecError: the file is missing, not TOML, has an unknown key or a value of the wrong type, names several kinds
-            of GPU, or describes a cluster that :func:`build_cluster` refuses.
+        SpecError: the file is missing, not TOML, has an unknown key or a value of the wrong type, gives network levels
+            for GPUs of several kinds, or describes a cluster that :func:`build_cluster` refuses.
         UnknownPlugin: no plugin knows the GPU.
     """
     path = Path(path)
@@ -225,12 +225,9 @@ def _from_file(parsed: _ClusterFile, host: Host) -> Cluster:
     gpu, first = kinds[0]
     same = [evolve(group, type=gpu.name, nodes=None, count=None) for _, group in kinds]
     if any(g is not gpu for g, _ in kinds) or any(s != same[0] for s in same):
-        shown = ", ".join(dict.fromkeys(g.name for g, _ in kinds))
-        raise SpecError(f"{len(kinds)} [[gpus]] groups that differ ({shown}); all groups of a cluster must be of one kind")
+        return _mixed(kinds, parsed)
     n_gpus = sum(_count(g, group) for g, group in kinds)
-    keys = ("type", "nodes", "count", "gpus_per_node")
-    overrides = {k: v for k, v in asdict(first).items() if k not in keys}
-    cluster = build_cluster(gpu, n_gpus, gpus_per_node=first.gpus_per_node, overrides=overrides)
+    cluster = _of_kind(gpu, first, n_gpus)
     if not parsed.network:
         return cluster
     network = [t for t in cluster.tiers if t.name != "scale-out"]
@@ -239,6 +236,36 @@ def _from_file(parsed: _ClusterFile, host: Host) -> Cluster:
             network.append(_tier(level, cluster, last=level is parsed.network[-1]))
     _check_tiers(network, n_gpus)
     return evolve(cluster, tiers=tuple(network))
+
+
+def _of_kind(gpu: Gpu, group: _Group, n_gpus: int) -> Cluster:
+    keys = ("type", "nodes", "count", "gpus_per_node")
+    overrides = {k: v for k, v in asdict(group).items() if k not in keys}
+    return build_cluster(gpu, n_gpus, gpus_per_node=group.gpus_per_node, overrides=overrides)
+
+
+def _mixed(groups: Sequence[tuple[Gpu, _Group]], parsed: _ClusterFile) -> Cluster:
+    """A cluster of several kinds: each its own part, the slowest NIC between them."""
+    if parsed.network:
+        raise SpecError("[[network]] levels need GPUs of one kind; for several kinds give each group's bw_ib")
+    counts: dict[_Group, int] = {}
+    presets: dict[_Group, Gpu] = {}
+    for gpu, group in groups:
+        kind = evolve(group, type=gpu.name, nodes=None, count=None)
+        counts[kind] = counts.get(kind, 0) + _count(gpu, group)
+        presets[kind] = gpu
+    parts = tuple(_of_kind(presets[kind], kind, n) for kind, n in counts.items())
+    first, slowest, total = parts[0], min(parts, key=lambda p: p.gpu.nic_bytes_per_s), sum(counts.values())
+    source = f"the slowest NIC, of {slowest.gpu.name}; latency: {SCALE_OUT_LATENCY_SOURCE}"
+    outer = Tier("scale-out", total, slowest.gpu.nic_bytes_per_s, SCALE_OUT_LATENCY_S, source)
+    return evolve(
+        first,
+        n_gpus=total,
+        tiers=(*(t for t in first.tiers if t.name != "scale-out"), outer),
+        host_memory_bytes_per_node=min(p.host_memory_bytes_per_node for p in parts),
+        overrides=tuple(f"{p.gpu.name}: {o}" for p in parts for o in p.overrides),
+        kinds=parts,
+    )
 
 
 def _count(gpu: Gpu, group: _Group) -> int:

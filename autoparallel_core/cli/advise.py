@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
             assert found.nodes is not None
             result = found.nodes.result
         else:
-            result = search(question.problem(), planner=args.planner or "grid", top=args.top, host=host, progress=progress)
-            found = Shortfall() if result.fitting else look_further(question, progress)
+            result = search(question.problem(), planner=args.planner, top=args.top, host=host, progress=progress)
+            found = Shortfall() if result.fitting or question.cluster.kinds else look_further(question, progress)
             if found.too_slow is not None:  # it misses a limit by less than anything misses the memory
                 result = evolve(result, nearest_miss=found.too_slow)
     print_warnings(host)

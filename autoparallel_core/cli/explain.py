@@ -64,7 +64,7 @@ def _best(args: argparse.Namespace, problem: Problem, host: Host) -> tuple[Plan,
     from autoparallel_core.search.api import search
 
     with Progress() as progress:
-        result = search(problem, planner=args.planner or "grid", top=1, host=host, progress=progress)
+        result = search(problem, planner=args.planner, top=1, host=host, progress=progress)
     if result.plans and result.fitting:
         return result.plans[0], f"the best of {result.fitting:,} that fit, by the {result.planner} planner"
     if result.nearest_miss is None:

@@ -56,7 +56,7 @@ def _found(args: argparse.Namespace, problem: Problem, host: Host) -> Plan:
 
     k = args.plan or 1
     with Progress() as progress:
-        result = search(problem, planner=args.planner or "grid", top=k, host=host, progress=progress)
+        result = search(problem, planner=args.planner, top=k, host=host, progress=progress)
     if not result.fitting:
         n = problem.cluster.n_gpus
         raise Infeasible(f"nothing fits on {n:,} GPUs, so there is nothing to export; --strategy would force one")

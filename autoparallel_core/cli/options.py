@@ -113,7 +113,8 @@ class Question:
         args = self.args
         if args.cluster:
             cluster = read_cluster_toml(Path(args.cluster), self.host)
-            return evolve(cluster, gpu=self._measured(cluster.gpu))
+            kinds = tuple(evolve(k, gpu=self._measured(k.gpu)) for k in cluster.kinds)
+            return evolve(cluster, gpu=kinds[0].gpu if kinds else self._measured(cluster.gpu), kinds=kinds)
         self._gpu = self._measured(self._preset())
         per_node = args.gpus_per_node or self._gpu.gpus_per_node
         if args.n_gpus is None and not getattr(args, "find_min_nodes", False):
@@ -142,6 +143,8 @@ class Question:
         c = self.cluster
         if n_gpus == c.n_gpus:
             return c
+        if c.kinds:
+            raise SpecError("a cluster of several kinds of GPU has no other sizes to look at; change its file")
         if not self.args.cluster:
             return self._built(n_gpus)
         network_given = c.tiers[-1].ranks > c.gpus_per_node

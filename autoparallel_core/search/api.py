@@ -13,6 +13,8 @@ from autoparallel_core.spec.problem import Problem
 if TYPE_CHECKING:
     from autoparallel_core.host import Host
 
+SEVERAL_KINDS = "two_level"
+"""The planner that gives each kind of GPU stages of its own."""
 Progress = Callable[[int, int], None]
 """Called with the strategies priced so far, and in all."""
 
@@ -20,7 +22,7 @@ Progress = Callable[[int, int], None]
 def search(
     problem: Problem,
     *,
-    planner: str = "grid",
+    planner: str | None = None,
     top: int = 10,
     host: Host | None = None,
     progress: Progress | None = None,
@@ -30,7 +32,7 @@ def search(
 
     Args:
         problem: the question (:func:`autoparallel_core.make_problem`).
-        planner: name of a planner plugin.
+        planner: name of a planner plugin; None: ``grid``, or ``two_level`` where the GPUs are of several kinds.
         top: plans to return.
         host: plugins; None for all installed ones.
         progress: called while searching with (strategies priced, strategies in all).
@@ -46,6 +48,8 @@ def search(
         from autoparallel_core.host import host as default_host
 
         host = default_host()
+    if planner is None:
+        planner = SEVERAL_KINDS if problem.cluster.kinds else "grid"
     known = host.planners()
     if planner not in known:
         raise UnknownPlugin(f"unknown planner '{planner}'; {did_you_mean(planner, known)}")

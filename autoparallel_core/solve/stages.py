@@ -91,7 +91,10 @@ class StageProblem:
     ) -> StageProblem:
         """Give ``micro_batches`` (1F1B) or both weights; all numbers of stages are allowed unless ``allowed`` says which.
 
-        R may be 0: then units are not counted. Raises ValueError on shapes and negative weights.
+        Where ``allowed`` fixes the number of stages, a submesh may have no units, and R may be 0.
+
+        Raises:
+            ValueError: shapes do not fit, or a time or weight is negative or not a number.
         """
         t = np.asarray(time, dtype=np.float64)
         if t.ndim != 4 or t.shape[1] != t.shape[2]:
@@ -104,7 +107,7 @@ class StageProblem:
         capacity = np.atleast_1d(np.asarray(total, dtype=np.int64))
         size = np.asarray(units, dtype=np.int64)
         size = size[:, None] if size.ndim == 1 else size
-        empty = bool(len(capacity)) and (size.sum(axis=1) == 0).any()
+        empty = allowed is None and bool(len(capacity)) and (size.sum(axis=1) == 0).any()
         if size.shape != (m, len(capacity)) or (size < 0).any() or empty:
             raise ValueError(f"submesh sizes must be [{m}, {len(capacity)}], none empty, not {size.tolist()}")
         if micro_batches is not None:

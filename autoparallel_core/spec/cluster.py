@@ -130,7 +130,9 @@ class Cluster:
     host_memory_bytes_per_node: float
     overrides: tuple[str, ...] = ()
     """What the user replaced, as ``field=value`` for the header."""
+    kinds: tuple[Cluster, ...] = ()
+    """Parts of one kind of GPU each, where the GPUs differ; ``gpu`` is then the first part's, ``tiers`` the whole's."""
 
     @property
     def n_nodes(self) -> int:
-        return -(-self.n_gpus // self.gpus_per_node)
+        return sum(k.n_nodes for k in self.kinds) or -(-self.n_gpus // self.gpus_per_node)

@@ -229,6 +229,26 @@ def test_groups_of_one_kind_add_up(tmp_path):
     assert read(tmp_path, text).n_gpus == 32
 
 
+def test_groups_of_several_kinds_are_parts(tmp_path):
+    text = '[[gpus]]\ntype = "T-8"\nnodes = 1\n[[gpus]]\ntype = "T-72"\nnodes = 2\n[[gpus]]\ntype = "t-8"\nnodes = 2\n'
+    c = read(tmp_path, text)
+    eight, rack = c.kinds
+    assert [(k.gpu.name, k.n_gpus) for k in c.kinds] == [("T-8", 24), ("T-72", 2 * rack.gpus_per_node)]
+    assert eight == build_cluster(TOY, 24)
+    assert c.gpu == eight.gpu
+    assert c.n_gpus == 24 + rack.n_gpus
+    assert c.n_nodes == eight.n_nodes + rack.n_nodes
+    assert c.tiers[-1].ranks == c.n_gpus
+    assert c.tiers[-1].bytes_per_s == min(k.gpu.nic_bytes_per_s for k in c.kinds)
+    assert c.host_memory_bytes_per_node == min(k.host_memory_bytes_per_node for k in c.kinds)
+
+
+def test_groups_that_differ_in_a_figure_are_kinds(tmp_path):
+    c = read(tmp_path, '[[gpus]]\ntype = "T-8"\nnodes = 1\n[[gpus]]\ntype = "T-8"\nnodes = 2\nbw_ib = 9\n')
+    assert [k.gpu.nic_bytes_per_s for k in c.kinds] == [25e9, 9e9]
+    assert c.overrides == ("T-8: bw_ib=9 GB/s per GPU and direction",)
+
+
 def test_network_levels_with_oversubscription(tmp_path):
     c = read(
         tmp_path,
@@ -271,8 +291,11 @@ def test_a_small_cluster_ends_before_the_wider_levels(tmp_path):
         ('[[gpus]]\ntype = "T-8"\nnodes = 1\nbw_nic = 3\n', "bw_nic"),
         ('[[gpus]]\ntype = "T-8"\ncount = 12\n', "do not fill nodes of 8; use 8 or 16"),
         ('[[gpus]]\ntype = "T-9"\nnodes = 1\n', "unknown GPU 'T-9'"),
-        ('[[gpus]]\ntype = "T-8"\nnodes = 1\n[[gpus]]\ntype = "T-72"\nnodes = 2\n', "differ \\(T-8, T-72\\).*one kind"),
-        ('[[gpus]]\ntype = "T-8"\nnodes = 1\n[[gpus]]\ntype = "T-8"\nnodes = 2\nbw_ib = 9\n', "must be of one kind"),
+        (
+            '[[gpus]]\ntype = "T-8"\nnodes = 1\n[[gpus]]\ntype = "T-72"\nnodes = 2\n[[network]]\nname = "s"\n',
+            "levels need GPUs of one kind",
+        ),
+        ('[[gpus]]\ntype = "T-8"\nnodes = 1\n[[gpus]]\ntype = "T-8"\ncount = 3\nbw_ib = 9\n[[gpus]]\ntype = "x"\n', "'x'"),
         ('[[gpus]]\ntype = "T-8"\nnodes = 4\n[[network]]\nname = "leaf"\n[[network]]\nname = "s"\n', "'leaf': 'gpus' is missing"),
         ('[[gpus]]\ntype = "T-8"\nnodes = 4\n[[network]]\nname = "s"\noversubscription = 0.5\n', "1 or more, not 0.5"),
         ('[[gpus]]\ntype = "T-8"\nnodes = 4\n[[network]]\nname = "s"\ngpus = 12\n[[network]]\nname = "t"\n', "whole groups"),

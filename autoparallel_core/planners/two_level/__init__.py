@@ -35,12 +35,14 @@ def plan(planner: str, problem: Problem, options: Mapping[str, Any]) -> SearchRe
     from autoparallel_core.search.rules import rules_for
     from autoparallel_core.spec.space import Space
 
-    host = options["host"]
-    return uneven_search(
-        problem,
-        host.search_space(problem) or Space(),
-        rules_for(problem, host),
-        host=host,
-        top=options.get("top", 10),
-        progress=options.get("progress"),
-    )
+    host, top, progress = options["host"], options.get("top", 10), options.get("progress")
+    space = host.search_space(problem) or Space()
+
+    def on(question: Problem, n: int) -> SearchResult:
+        return uneven_search(question, space, rules_for(question, host), host=host, top=n, progress=progress)
+
+    if problem.cluster.kinds:
+        from autoparallel_core.planners.two_level.kinds import kinds_search
+
+        return kinds_search(problem, space, host=host, top=top, progress=progress, alone=lambda part: on(part, 1))
+    return on(problem, top)

@@ -43,6 +43,11 @@ class StageCells:
     last: NDArray[np.bool_]
     """Holds the head, [N]."""
 
+    def row(self, position: int, begin: int, layers: int) -> int:
+        """The cell of so many layers from ``begin`` at a position, for cells of one run."""
+        found = (self.position == position) & (self.begin[:, 0] == begin) & (self.end[:, 0] == begin + layers)
+        return int(np.flatnonzero(found)[0])
+
     def counts(self, model: StageModel, most: int | None = None) -> IntArray:
         """Layers by class, [N, C]; of every run the first ``most``."""
         end = self.end if most is None else np.minimum(self.begin + most, self.end)

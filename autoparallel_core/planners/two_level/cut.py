@@ -35,8 +35,8 @@ def best_cuts(
     p, n_layers = int(model.batch.pp[i]), len(model.prefix) - 1
     if p == 1:
         return _single(model, i, recompute, below_s)
-    most = _slowest_allowed(model, i, below_s)
-    cells = _cells(model, i, p, most)
+    most = slowest_allowed(model, i, below_s)
+    cells = interval_cells(model, i, p, most)
     if not len(cells.position):
         return ()
     priced, x = price_cells(model, i, cells, recompute)
@@ -51,19 +51,22 @@ def best_cuts(
         repeat=np.full(p, model.repeat[i]),
         allowed=np.arange(1, p + 1) == p,
     )
-    upgrades = {(int(s), int(b), int(e)): row for s, b, e, row in zip(cells.position, begin, end, x, strict=True)}
     out = []
     for plan in plan_stages(problem, keep=keep).plans:
         step = float(model.step_s(i, plan.summed, plan.slowest))
         if step < below_s:
             held = tuple(min(s.last + 1, n_layers) - s.first for s in plan.stages)
-            full = tuple(tuple(int(v) for v in upgrades[k, s.first, s.last]) for k, s in enumerate(plan.stages))
+            rows = [cells.row(at, s.first, held[at]) for at, s in enumerate(plan.stages)]
+            full = tuple(tuple(int(v) for v in x[r]) for r in rows)
             out.append(Cut(held, full, step))
     return tuple(out)
 
 
-def _cells(model: StageModel, i: int, p: int, most: float) -> StageCells:
-    """Every interval at every position where it can stand, unless it is too slow even without recompute."""
+def interval_cells(model: StageModel, i: int, p: int, most: float) -> StageCells:
+    """Every interval at every position where it can stand, unless it takes more than ``most`` even without recompute.
+
+    The head is a node behind the last layer: its cells have ``last`` set, and may hold no layer.
+    """
     n_layers = len(model.prefix) - 1
     begin, end = np.triu_indices(n_layers + 1)
     stop = np.minimum(end + 1, n_layers)
@@ -81,7 +84,7 @@ def _cells(model: StageModel, i: int, p: int, most: float) -> StageCells:
     return StageCells(begin[at, None], stop[at, None], np.concatenate(position), begin[at] == 0, end[at] == n_layers)
 
 
-def _slowest_allowed(model: StageModel, i: int, below_s: float) -> float:
+def slowest_allowed(model: StageModel, i: int, below_s: float) -> float:
     """Slowest stage with which the step can still be below ``below_s``: all work without recompute is the least sum."""
     if not np.isfinite(below_s):
         return np.inf

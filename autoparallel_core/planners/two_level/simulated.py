@@ -20,8 +20,8 @@ Array = NDArray[np.float64]
 SIMULATED = ("1f1b", "gpipe")
 
 
-def pipeline_s(model: StageModel, i: int, layers: tuple[int, ...], full: Array) -> float:
-    """Seconds of the pipeline of strategy ``i``: ``layers`` by chunk, ``full`` layers recomputed by stage and class."""
+def chunk_seconds(model: StageModel, i: int, layers: tuple[int, ...], full: Array) -> tuple[Array, Array]:
+    """Forward and backward of every chunk of strategy ``i``; ``full`` layers are recomputed by stage and class."""
     p, v = int(model.batch.pp[i]), int(model.batch.vpp[i])
     ends = np.cumsum(layers)
     counts = (model.prefix[ends] - model.prefix[ends - np.array(layers)]).astype(np.float64)
@@ -34,6 +34,13 @@ def pipeline_s(model: StageModel, i: int, layers: tuple[int, ...], full: Array) 
     backward[0] += model.first_s[i] - model.first_forward[i]
     forward[-1] += model.last_forward[i]
     backward[-1] += model.last_s[i] - model.last_forward[i]
+    return forward, backward
+
+
+def pipeline_s(model: StageModel, i: int, layers: tuple[int, ...], full: Array) -> float:
+    """Seconds of the pipeline of strategy ``i``, see :func:`chunk_seconds`."""
+    p, v = int(model.batch.pp[i]), int(model.batch.vpp[i])
+    forward, backward = chunk_seconds(model, i, layers, full)
     send = float(model.p2p_s[i]) / (2 * v)
     schedule = model.problem.software.pipeline_schedule
     assert schedule == "1f1b" or schedule == "gpipe"  # noqa: PLR1714  (narrows the type)

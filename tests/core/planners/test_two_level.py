@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from problem_builders import mla_moe, rule, training
-from two_level_problems import FIRST, FREE, SAME, arch, problem
+from two_level_problems import FIRST, FREE, PLAIN, SAME, arch, problem
 
 from autoparallel_core.cost.stages import laid_out
 from autoparallel_core.errors import SpecError
@@ -27,7 +27,6 @@ from autoparallel_core.spec.space import Space
 from autoparallel_core.spec.strategy import StrategyBatch
 
 LARGE_HEAD = arch((4096,) * 9, vocab=100_000)
-PLAIN = EngineSpec(name="plain", modes=("training",), default_version="1.0", summary="Cuts evenly.")
 
 
 def search(p: Problem, space: Space | None = None, **options: Any) -> SearchResult:

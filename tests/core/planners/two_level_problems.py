@@ -26,6 +26,7 @@ FIRST = evolve(
     FREE, name="first", abilities={"uneven_stages": Ability("1.0", "a list"), "recompute_by_stage": Ability("1.0", "n")}
 )
 SAME = evolve(FREE, name="same", abilities={"uneven_stages": Ability("1.0", "a list")})
+PLAIN = EngineSpec(name="plain", modes=("training",), default_version="1.0", summary="Cuts evenly.")
 
 
 def layer(ffn: int) -> Layer:
