@@ -57,6 +57,7 @@ def cluster_document(cluster: Cluster) -> dict[str, Any]:
             for t in cluster.tiers
         ],
         "overrides": list(cluster.overrides),
+        "kinds": [cluster_document(k) for k in cluster.kinds],
     }
 
 

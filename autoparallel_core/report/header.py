@@ -37,6 +37,8 @@ def model_line(arch: ModelArch, parameters: Mapping[str, Any]) -> str:
 
 def cluster_line(cluster: Cluster) -> str:
     """GPUs, nodes, memory and links in one sentence."""
+    if cluster.kinds:
+        return f"{cluster.n_gpus:,} GPUs: " + "; ".join(cluster_line(k) for k in cluster.kinds)
     gpu = cluster.gpu
     nodes = f"{cluster.n_nodes:,} node{'s' if cluster.n_nodes > 1 else ''} of {min(cluster.gpus_per_node, cluster.n_gpus)}"
     links = " · ".join(f"{t.name} {fmt.bandwidth(t.bytes_per_s)}" for t in cluster.tiers)

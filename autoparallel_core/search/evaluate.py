@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from autoparallel_core.cost.stages import StageLayout
 from autoparallel_core.cost.training import evaluate_training
 from autoparallel_core.cost.training_memory import device_bytes
-from autoparallel_core.errors import PluginContract
+from autoparallel_core.errors import PluginContract, SpecError
 from autoparallel_core.search.evaluation import Evaluation
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.strategy import StrategyBatch
@@ -33,9 +33,15 @@ def evaluate(
     ``layout`` gives training's pipeline stages explicitly, for strategies of its pp and vpp.
 
     Raises:
-        SpecError: the GPU lacks the precision or a constant.
+        SpecError: the GPU lacks the precision or a constant, or the cluster's GPUs are of several kinds.
         PluginContract: a plugin's delta makes a total negative.
     """
+    if problem.cluster.kinds:
+        names = ", ".join(k.gpu.name for k in problem.cluster.kinds)
+        raise SpecError(
+            f"the cluster's GPUs are of several kinds ({names}), and one price does not hold for all; "
+            "the planner two_level gives each kind stages of its own (training)"
+        )
     if problem.mode == "inference":
         from autoparallel_core.host import host as default_host
         from autoparallel_core.search.evaluate_serving import evaluate_inference
