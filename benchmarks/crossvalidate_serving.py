@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -207,12 +207,13 @@ def main() -> None:
         Predictor(runs)(values)
         report("Fitted on all runs", runs)
     if args.folds:
-        families = sorted({family(r) for r in runs})
+        families, held_out = sorted({family(r) for r in runs}), []
         for name in families:
             own, others = [r for r in runs if family(r) == name], [r for r in runs if family(r) != name]
             Predictor(own)(fit_all(others, args.evaluations))
             report(f"{name}: fitted on the other families", own)
-        report(f"Out of fold over {len(families)} families", runs)
+            held_out += [replace(r) for r in own]  # the next fold predicts these runs again
+        report(f"Out of fold over {len(families)} families", held_out)
 
 
 def family(run: Run) -> str:

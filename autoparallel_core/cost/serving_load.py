@@ -84,9 +84,9 @@ def steady_state(
     share, rest_share = in_flight / ranks, rest / ranks
     micro, rest_micro = (np.clip(x, 1.0, pp) for x in (share, rest_share))
     steps = _steps(hw, batch, d, share / micro, rest_share / rest_micro, share)
-    cycle, uneven = _cycle(hw, batch, steps.decode, micro, share / micro)
-    last, _ = _cycle(hw, batch, steps.rest, rest_micro, rest_share / rest_micro)
-    prefill_s, busy = _total(steps.prompt), steps.marginal / pp * uneven
+    cycle, uneven = cycle_s(hw, batch, steps.decode, micro, share / micro)
+    last, _ = cycle_s(hw, batch, steps.rest, rest_micro, rest_share / rest_micro)
+    prefill_s, busy = total_s(steps.prompt), steps.marginal / pp * uneven
     interference = np.where(d.offline, share, c("serving_interference") * (1 - wave / 2) * np.maximum(share - 1.0, 0.0))
     drained = np.where(d.offline, _mean_over_waves(requests / in_flight, cycle, last), cycle)
     tpot = drained / d.accepted + interference * busy / d.osl
@@ -96,7 +96,7 @@ def steady_state(
     ttft = ttft + np.where(d.offline, 0.0, np.maximum(wanted / in_flight - 1.0, 0.0) * life)
     output = in_flight * d.osl / life * dp
     seconds = {k: v / d.accepted for k, v in steps.decode.items()}
-    seconds["pipeline"] = (cycle - _total(steps.decode)) / d.accepted
+    seconds["pipeline"] = (cycle - total_s(steps.decode)) / d.accepted
     seconds["draining"] = (drained - cycle) / d.accepted
     seconds["prefill_interference"] = interference * busy / d.osl
     return SteadyState(
@@ -161,16 +161,14 @@ def _steps(hw: ServingHardware, batch: StrategyBatch, d: Demand, decode: Array, 
     seconds = step_seconds(hw, batch.take(np.tile(np.arange(S), 4)), load)
     parts = [{k: v[i * S : (i + 1) * S] for k, v in seconds.items()} for i in range(4)]
     for part in (parts[0], parts[1], parts[3]):
-        # each draft is one pass through a layer like the model's own (a prediction module, or a small draft model)
-        body = _total(part) - part["head"] - part["host"]
-        part["draft"] = (verified - 1.0) * (body / hw.problem.arch.num_layers + part["head"])
+        part["draft"] = drafts_s(hw, part, verified)
     parts[2]["draft"] = zero
     alone = {k: v * pieces for k, v in parts[2].items()}
-    marginal = np.maximum(_total(parts[3]) - _total(parts[0]), 0.0) * pieces / together
+    marginal = np.maximum(total_s(parts[3]) - total_s(parts[0]), 0.0) * pieces / together
     return _Steps(parts[0], parts[1], alone, marginal)
 
 
-def _cycle(
+def cycle_s(
     hw: ServingHardware, batch: StrategyBatch, decode: dict[str, Array], micro: Array, sequences: Array
 ) -> tuple[Array, Array]:
     """Seconds between two tokens of a sequence, and the slowest stage's share of a prompt's time over an even split.
@@ -179,7 +177,7 @@ def _cycle(
     stages one after another. A hop sends the hidden states of its ``sequences``.
     """
     problem = hw.problem
-    whole = _total(decode)
+    whole = total_s(decode)
     cycle, uneven = whole.copy(), np.ones(len(batch))
     layers = float(problem.arch.num_layers)
     for pp in np.unique(batch.pp[batch.pp > 1]):
@@ -197,5 +195,11 @@ def _cycle(
     return cycle, uneven
 
 
-def _total(seconds: dict[str, Array]) -> Array:
+def drafts_s(hw: ServingHardware, seconds: dict[str, Array], verified: Array) -> Array:
+    """Each draft is one pass through a layer like the model's own (a prediction module, or a small draft model) and the head."""
+    body = total_s(seconds) - seconds["head"] - seconds["host"]
+    return np.asarray((verified - 1.0) * (body / hw.problem.arch.num_layers + seconds["head"]))
+
+
+def total_s(seconds: dict[str, Array]) -> Array:
     return np.asarray(np.sum(list(seconds.values()), axis=0))
