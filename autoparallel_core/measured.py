@@ -17,6 +17,7 @@ from autoparallel_core.spec.cluster import Gpu
 from autoparallel_core.spec.problem import Constant
 
 if TYPE_CHECKING:
+    from autoparallel_core.calibrate.files import CalibrationFile
     from autoparallel_core.host import Host
     from autoparallel_core.profiles.files import Profile
     from autoparallel_core.spec.problem import Problem
@@ -106,3 +107,62 @@ def _apply(gpu: Gpu, profile: Profile, text: str) -> Measured:
     state = "" if profile.complete else ", an unfinished measurement"
     count = f"{profile.rows:,} points" if profile.rows else "efficiencies"
     return Measured(found.gpu, constants, (f"{text}: {count}{state}", *profile.provenance.notes, *found.notes))
+
+
+class Refiner:
+    """Lays measured data and a calibration on every question of a command that asks many; ``used`` says what was used."""
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        profile_data: str | None = None,
+        presets_only: bool = False,
+        calibration: CalibrationFile | None = None,
+    ) -> None:
+        self.host, self.profile_data, self.presets_only, self.calibration = host, profile_data, presets_only, calibration
+        self.used: dict[str, None] = {}
+        self._of_gpu: dict[str, Measured] = {}
+
+    def __call__(self, problem: Problem) -> Problem:
+        """The question as measured and calibrated. Raises SpecError when the measured data is implausible."""
+        gpu = problem.cluster.gpu
+        if gpu.name not in self._of_gpu:
+            self._of_gpu[gpu.name] = self._measured(gpu)
+        found = self._of_gpu[gpu.name]
+        if found.gpu is not gpu and found.used:
+            problem = found.applied_to(evolve(problem, cluster=evolve(problem.cluster, gpu=_with_limits(found.gpu, gpu))))
+        if self.calibration is None:
+            return problem
+        problem = self.calibration.applied_to(problem)
+        if problem.calibration is not None:
+            self.used[problem.calibration.source] = None
+        return problem
+
+    def _measured(self, gpu: Gpu) -> Measured:
+        if self.profile_data is not None and not _speaks_for(self.profile_data, gpu):
+            return Measured(gpu)
+        found = measured_gpu(gpu, self.host, profile_data=self.profile_data, presets_only=self.presets_only)
+        self.used |= dict.fromkeys(found.used)
+        return found
+
+
+def _speaks_for(profile_data: str, gpu: Gpu) -> bool:
+    """Data that names no GPU speaks for any; a missing file is refused where it is read."""
+    from autoparallel_core.profiles.files import read_profile
+
+    path = Path(profile_data).expanduser()
+    if path.suffix != ".json" or not path.is_file():
+        return True
+    return read_profile(path).gpu.casefold() in {n.casefold() for n in (gpu.name, *gpu.aliases)}
+
+
+def _with_limits(measured: Gpu, stated: Gpu) -> Gpu:
+    """The measured GPU in a cluster that states its own links, memory and domain."""
+    return evolve(
+        measured,
+        memory_bytes=stated.memory_bytes,
+        scale_up_domain=stated.scale_up_domain,
+        nic_bytes_per_s=stated.nic_bytes_per_s,
+        scale_up_bytes_per_s=stated.scale_up_bytes_per_s,
+    )

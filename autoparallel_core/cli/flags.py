@@ -143,6 +143,7 @@ INFERENCE_FLAGS = (
 DATA = (
     Flag("--profile-data", "measured efficiencies to use in place of the preset's", str, "FILE"),
     Flag("--no-profile", "presets only: ignore every measured profile"),
+    Flag("--calibration", "factors learnt from your own runs ('autoparallel calibrate' writes the file)", str, "FILE"),
 )
 
 GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (

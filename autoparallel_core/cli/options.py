@@ -56,7 +56,8 @@ class Question:
         problem = make_problem(
             self.arch, cluster, workload, engine=self.engine.name, engine_version=self.args.engine_version, host=self.host
         )
-        problem = self._data.applied_to(problem)
+        problem, learnt = self._calibrated(self._data.applied_to(problem))
+        assumed += learnt
         return evolve(problem, assumptions=tuple(dict.fromkeys((*self._assumed, *assumed, *problem.assumptions))))
 
     # -- model ---------------------------------------------------------------------------------------------------
@@ -179,6 +180,16 @@ class Question:
         self._data = measured_gpu(gpu, self.host, profile_data=args.profile_data, presets_only=bool(args.no_profile))
         self._assumed += self._data.used
         return self._data.gpu
+
+    def _calibrated(self, problem: Problem) -> tuple[Problem, list[str]]:
+        """With the factors of ``--calibration`` on it, and what the answer says about them."""
+        if not self.args.calibration:
+            return problem, []
+        from autoparallel_core.calibrate.files import read_calibration
+
+        found = read_calibration(Path(self.args.calibration).expanduser())
+        problem = found.applied_to(problem)
+        return problem, [found.says(problem)]
 
     # -- workload ------------------------------------------------------------------------------------------------
 

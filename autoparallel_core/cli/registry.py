@@ -34,6 +34,7 @@ COMMANDS: dict[str, Command] = {
         Command("check", f"{_ROOM}.check", "whether a launch script or a strategy is legal and fits, before it runs"),
         Command("export", f"{_ROOM}.export", "write the launch files of a strategy"),
         Command("validate", f"{_ROOM}.validate", "predict measured runs and compare"),
+        Command("calibrate", f"{_ROOM}.calibrate", "learn from your own measured runs how far predictions are off"),
         Command("profile", f"{_ROOM}.profile", "measure this machine or cluster, or import measurements"),
         Command("models", f"{_ROOM}.models", "list the models known by name, or show one"),
         Command("gpus", f"{_ROOM}.gpus", "list the GPU presets, or show one with its sources"),

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from autoparallel_core.cli.data import add_data_flags, print_used, refiner_of
 from autoparallel_core.cli.hosting import host_of, print_warnings
 
 
@@ -17,6 +18,7 @@ def add_parser(subparsers: Any) -> None:
     )
     p.add_argument("file", type=Path, metavar="FILE", help="run records, see docs/reference/run-records.md")
     p.add_argument("--json", action="store_true", help="print the predictions as one JSON object")
+    add_data_flags(p)
     p.add_argument("--worst", type=int, default=5, metavar="N", help="runs listed with the largest errors (default 5)")
 
 
@@ -28,7 +30,9 @@ def run(args: argparse.Namespace) -> int:
     host = host_of(args)
     rows = list(read_records(args.file))
     with Progress(what="validating") as progress:
-        predictions = predict_records(rows, host, progress)
+        refine = refiner_of(args, host)
+        predictions = predict_records(rows, host, progress, refine=refine)
+    print_used(refine)
     if args.json:
         print(json.dumps(document(predictions), allow_nan=False))
     else:

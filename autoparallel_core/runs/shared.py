@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
@@ -37,8 +37,9 @@ class Translated:
 class Shared:
     """Models, clusters and problems by what the records say of them."""
 
-    def __init__(self, host: Host) -> None:
-        self.host = host
+    def __init__(self, host: Host, refine: Callable[[Problem], Problem] | None = None) -> None:
+        """``refine`` changes every problem, as measured data and calibrations do."""
+        self.host, self.refine = host, refine
         self.archs: dict[str, ModelArch] = {}
         self.arch_notes: dict[str, tuple[str, ...]] = {}
         self.clusters: dict[str, Cluster] = {}
@@ -54,9 +55,8 @@ class Shared:
             notes.append(f"engine version '{record.engine_version}' is no version number; the engine's default is taken")
         key = (id(arch), id(cluster), record.engine, version, workload)
         if key not in self.problems:
-            self.problems[key] = make_problem(
-                arch, cluster, workload, engine=str(record.engine), engine_version=version, host=self.host
-            )
+            problem = make_problem(arch, cluster, workload, engine=str(record.engine), engine_version=version, host=self.host)
+            self.problems[key] = self.refine(problem) if self.refine else problem
         return self.problems[key]
 
     def arch(self, record: RunRecord, config: Mapping[str, Any] | None = None, name: str = "") -> ModelArch:

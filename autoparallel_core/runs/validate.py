@@ -41,12 +41,16 @@ class Prediction:
 
 
 def predict_records(
-    records: Iterable[RunRecord | Unreadable], host: Host, progress: Progress | None = None
-) -> list[Prediction]:  # fmt: skip
-    """One prediction per record, in the order given."""
+    records: Iterable[RunRecord | Unreadable],
+    host: Host,
+    progress: Progress | None = None,
+    *,
+    refine: Callable[[Problem], Problem] | None = None,
+) -> list[Prediction]:
+    """One prediction per record, in the order given. ``refine`` changes each question, as measured data does."""
     rows = list(records)
     out: list[Prediction | None] = [None] * len(rows)
-    translator = Translator(host)
+    translator = Translator(host, refine)
     groups: dict[int, list[tuple[int, Translated]]] = {}
     for i, record in enumerate(rows):
         if isinstance(record, Unreadable):

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
+from attrs import evolve
 from numpy.typing import NDArray
 
 from autoparallel_core.cost.stages import StageLayout
@@ -30,12 +31,19 @@ def evaluate(
 ) -> Evaluation:
     """Price a batch; engine plugins' deltas of memory and time are added.
 
-    ``layout`` gives training's pipeline stages explicitly, for strategies of its pp and vpp.
+    ``layout`` gives training's pipeline stages explicitly, for strategies of its pp and vpp. A calibration of the problem is
+    laid on the result.
 
     Raises:
         SpecError: the GPU lacks the precision or a constant, or the cluster's GPUs are of several kinds.
         PluginContract: a plugin's delta makes a total negative.
     """
+    if problem.calibration is not None:
+        from autoparallel_core.search.calibrated import calibrated, ideal
+
+        plain = evolve(problem, calibration=None)
+        bound = evaluate(ideal(problem), batch, host, layout=layout)
+        return calibrated(problem, evaluate(plain, batch, host, layout=layout), bound)
     if problem.cluster.kinds:
         names = ", ".join(k.gpu.name for k in problem.cluster.kinds)
         raise SpecError(

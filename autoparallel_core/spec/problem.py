@@ -8,6 +8,7 @@ from typing import Literal
 from attrs import evolve, field, frozen
 
 from autoparallel_core.spec.arch import ModelArch
+from autoparallel_core.spec.calibration import Calibration
 from autoparallel_core.spec.cluster import Cluster
 from autoparallel_core.spec.serving import ServingPolicy
 from autoparallel_core.spec.workload import InferenceWorkload, Software, TrainingWorkload, Workload
@@ -82,6 +83,8 @@ class Problem:
     """Core's constants with the engine's overrides applied."""
     software: Software = field(factory=Software)
     assumptions: tuple[str, ...] = ()
+    calibration: Calibration | None = None
+    """Factors learnt from one's own runs, laid on every predicted time."""
 
     @property
     def mode(self) -> Literal["training", "inference"]:
