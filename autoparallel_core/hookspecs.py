@@ -264,8 +264,9 @@ class EngineHooks:
         r"""Launch files as ``{relative path: text}`` for one strategy. At most one plugin may answer.
 
         ``options`` may hold ``model`` (what the engine is to load: a path or public name), ``config`` (the model's
-        config.json fields, for what the engine wants stated), ``figures`` (sentences for the head of each file) and
-        ``question`` (flags of the command that state the problem again). ``autoparallel_core.launch.write`` has the usual parts.
+        config.json fields, for what the engine wants stated), ``figures`` (sentences for the head of each file),
+        ``chunks`` (decoder layers of each virtual stage, where a planner chose them one by one) and ``question`` (flags
+        of the command that state the problem again). ``autoparallel_core.launch.write`` has the usual parts.
 
         Example::
 

@@ -55,7 +55,7 @@ def _checked_files(args: argparse.Namespace, host: Host) -> Check:
     problem = with_launch(Question(merged(args, first, stated_question(files), host), host).problem(), first)
     launch = read_launch(files, host, first.engine, problem)
     assert launch.strategy is not None, "the host checks that a reader gives a strategy"
-    return check(problem, launch.strategy, host, launch=launch, planner=args.planner or "grid")
+    return check(problem, launch.strategy, host, launch=launch, planner=args.planner)
 
 
 def _checked_strategy(args: argparse.Namespace, host: Host) -> Check:
@@ -66,7 +66,7 @@ def _checked_strategy(args: argparse.Namespace, host: Host) -> Check:
     strategy = parse_strategy(args.strategy)
     if args.n_gpus is None and args.cluster is None:
         args.n_gpus = strategy.world
-    return check(Question(args, host).problem(), strategy, host, planner=args.planner or "grid")
+    return check(Question(args, host).problem(), strategy, host, planner=args.planner)
 
 
 def _verdict(result: Check) -> int:

@@ -25,6 +25,8 @@ def export_plan(args: argparse.Namespace, problem: Problem, plan: Plan, host: Ho
 
     options: dict[str, Any] = {**model_options(args, host), "figures": figures(problem, plan)}
     options["question"] = _question(args, problem)
+    if plan.stages:
+        options["chunks"] = tuple(s.layers[c] for c in range(len(plan.stages[0].layers)) for s in plan.stages)
     files = host.export(problem, plan.strategy, options)
     if files is None:
         raise SpecError(f"engine {problem.engine.name} writes no launch files")

@@ -62,7 +62,7 @@ class Check:
 
 
 def check(
-    problem: Problem, strategy: Strategy, host: Host | None = None, *, launch: Launch | None = None, planner: str = "grid"
+    problem: Problem, strategy: Strategy, host: Host | None = None, *, launch: Launch | None = None, planner: str | None = None
 ) -> Check:
     """Judge one strategy.
 
@@ -71,7 +71,7 @@ def check(
         strategy: what is to run.
         host: plugins; None for all installed ones.
         launch: the files that it was read from, for what they state beyond a strategy.
-        planner: how to search for the best.
+        planner: how to search for the best; None for the usual way.
 
     Raises:
         SpecError: the problem cannot be priced or searched.
@@ -99,12 +99,12 @@ def check(
     return evolve(verdict, plan=plan, shortfalls=missing, instead=_fitting(problem, strategy, host) if missing else ())
 
 
-def _best(problem: Problem, host: Host, planner: str) -> Plan | None:
+def _best(problem: Problem, host: Host, planner: str | None) -> Plan | None:
     from autoparallel_core.errors import SpecError
     from autoparallel_core.search.api import search
 
     try:
-        result = search(problem, planner=planner, top=1, host=host)
+        result = search(problem, planner=planner, top=1, host=host) if planner else search(problem, top=1, host=host)
     except SpecError:  # nothing of the space divides; the strategy at hand is judged all the same
         return None
     return result.plans[0] if result.fitting else None

@@ -8,7 +8,7 @@ from typing import Any
 from autoparallel_core.launch.write import title
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.strategy import RECOMPUTE, Strategy
-from autoparallel_megatron.layout import layout_string, pipeline_split
+from autoparallel_megatron.layout import layout_string
 
 PRECISIONS = {
     ("bf16", None): "bf16_mixed", ("fp16", None): "fp16_mixed", ("fp8", "delayed"): "bf16_with_fp8_delayed_scaling_mixed",
@@ -20,10 +20,10 @@ PRECISIONS = {
 
 def bridge_config(problem: Problem, s: Strategy, options: Mapping[str, Any]) -> str:
     """A module with ``config()`` and a main part: ``torchrun … bridge.py``."""
-    from autoparallel_megatron.exporter import DISPATCHERS, SHARDING, overlaps_experts
+    from autoparallel_megatron.exporter import DISPATCHERS, SHARDING, overlaps_experts, split_of
 
     work, software = problem.training, problem.software
-    split = pipeline_split(problem.arch.num_layers, s.pp, s.vpp)
+    split = split_of(problem, s, options.get("chunks", ()))
     model: dict[str, Any] = {
         "tensor_model_parallel_size": s.tp,
         "sequence_parallel": bool(s.sp and s.tp > 1),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoparallel_core.launch.model_facts import model_facts
@@ -22,7 +22,7 @@ from autoparallel_core.launch.write import (
 from autoparallel_core.search.common_rules import parse_version
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.strategy import RECOMPUTE, Strategy, StrategyBatch
-from autoparallel_megatron.layout import layout_string, pipeline_split
+from autoparallel_megatron.layout import PipelineSplit, layout_string, pipeline_split
 from autoparallel_megatron.model_flags import model_groups
 from autoparallel_megatron.refusals import NEEDS_ONE_CONNECTION
 from autoparallel_megatron.software_flags import RECIPE_FLAGS
@@ -85,7 +85,7 @@ def _arrays(problem: Problem, s: Strategy, options: Mapping[str, Any]) -> list[s
     )  # fmt: skip
     return [
         array("MODEL_ARGS", model_groups(facts, problem.training.seq_len, options.get("config") or {})),
-        array("PARALLEL_ARGS", parallel_groups(problem, s)),
+        array("PARALLEL_ARGS", parallel_groups(problem, s, options.get("chunks", ()))),
         array("TRAINING_ARGS", training_groups(problem, s)),
         array("DATA_ARGS", [mock]),
     ]
@@ -94,7 +94,7 @@ def _arrays(problem: Problem, s: Strategy, options: Mapping[str, Any]) -> list[s
 # --- parallelism ----------------------------------------------------------------------------------------------
 
 
-def parallel_groups(problem: Problem, s: Strategy) -> list[Group]:
+def parallel_groups(problem: Problem, s: Strategy, chunks: Sequence[int] = ()) -> list[Group]:
     """Degrees, pipeline layout, experts, data parallelism."""
     return [
         group(
@@ -103,14 +103,22 @@ def parallel_groups(problem: Problem, s: Strategy) -> list[Group]:
             ("--pipeline-model-parallel-size", s.pp), ("--context-parallel-size", s.cp),
             ("--cp-comm-type", "p2p" if s.cp > 1 else None),
         ),
-        *_pipeline(problem, s),
+        *_pipeline(problem, s, chunks),
         *_expert_groups(problem, s),
         *_data_parallel(problem, s),
     ]  # fmt: skip
 
 
-def _pipeline(problem: Problem, s: Strategy) -> list[Group]:
-    split = pipeline_split(problem.arch.num_layers, s.pp, s.vpp)
+def split_of(problem: Problem, s: Strategy, chunks: Sequence[int] = ()) -> PipelineSplit | None:
+    """Layers per virtual stage: as the plan chose them, else the simplest legal split."""
+    usual = pipeline_split(problem.arch.num_layers, s.pp, s.vpp)
+    if chunks and (usual is None or usual.chunks != tuple(chunks)):
+        return PipelineSplit("layout", tuple(chunks))
+    return usual
+
+
+def _pipeline(problem: Problem, s: Strategy, chunks: Sequence[int]) -> list[Group]:
+    split = split_of(problem, s, chunks)
     if split is None or s.pp == 1:
         return []
     words: list[Any] = []
