@@ -90,7 +90,7 @@ def steady_state(
     interference = np.where(d.offline, share, c("serving_interference") * (1 - wave / 2) * np.maximum(share - 1.0, 0.0))
     drained = np.where(d.offline, _mean_over_waves(requests / in_flight, cycle, last), cycle)
     tpot = drained / d.accepted + interference * busy / d.osl
-    ttft = prefill_s + np.where(d.offline, 0.0, wave * (share + 1) / 2 * busy + c("serving_ttft_steps") * cycle)
+    ttft = prefill_s + wave * (share + 1) / 2 * busy + c("serving_ttft_steps") * cycle
     ttft = ttft + c("serving_ttft_offset_s") + np.where(ranks > 1, c("serving_attention_dp_steps") * cycle, 0.0)
     life = np.where(d.offline, tpot * d.osl, ttft + tpot * (d.osl - 1))
     ttft = ttft + np.where(d.offline, 0.0, np.maximum(wanted / in_flight - 1.0, 0.0) * life)
