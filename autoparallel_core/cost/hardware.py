@@ -49,7 +49,8 @@ class TrainingHardware:
             raise SpecError("precision fp32 is not priced for training; use bf16, fp16, fp8, mxfp8 or nvfp4")
         peak16 = gpu.peak(dtype)
         hbm = gpu.hbm_bytes_per_s * _training(gpu, "hbm")
-        bf16 = GemmModel(peak16, _training(gpu, "gemm_bf16"), hbm, c("gemm_half_k"), 2.0, c("gemm_misaligned"))
+        points = gpu.tables.get(f"gemm.{dtype}")
+        bf16 = GemmModel(peak16, _training(gpu, "gemm_bf16"), hbm, c("gemm_half_k"), 2.0, c("gemm_misaligned"), points)
         low = None
         if name := LOW_PRECISION.get(work.precision):
             low = GemmModel(gpu.peak(name), _training(gpu, f"gemm_{name}"), hbm, 2 * c("gemm_half_k"), 1.0, c("gemm_misaligned"))

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from autoparallel_core.cost.serving_policy import kv_dtype
 from autoparallel_core.errors import SpecError
 from autoparallel_core.ops.curves import curve_for, curve_seconds
-from autoparallel_core.spec.cluster import Efficiency, Gpu
+from autoparallel_core.ops.ledger import note
+from autoparallel_core.spec.cluster import CollectiveCurve, Efficiency, Gpu
 from autoparallel_core.spec.dtypes import dtype_bytes
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.quantization import WeightFormat
@@ -24,6 +25,8 @@ from autoparallel_core.spec.quantization import WeightFormat
 Array = NDArray[np.float64]
 
 PLAIN = ("bf16", "fp16")
+WEIGHT_BYTES = {"fp8": 1.0, "fp8_block": 1.0, "fp4": 0.5625, "int8": 1.0, "int8_wo": 1.0, "int4_wo": 0.5, "fp32": 4.0}
+"""Stored bytes of a weight by GEMM key, as measured points count them."""
 
 
 @frozen
@@ -34,6 +37,8 @@ class Kernel:
     peak_flops: float
     dtype: str
     """Of the operands that the matrix units multiply."""
+    key: str = ""
+    """Its name in the GPU's data."""
 
     @property
     def casts(self) -> bool:
@@ -77,7 +82,7 @@ class ServingHardware:
             raise SpecError(f"{self.gpu.name} has no {table} efficiency for '{fmt.name}'; its data states {_names(known)}")
         key = next((k for k in usable if known[k].origin != "assumed"), usable[0])
         peak = self.peak_16bit if _dtype(key) in PLAIN else self.gpu.peak(_dtype(key))
-        return Kernel(known[key], peak, _dtype(key))
+        return Kernel(known[key], peak, _dtype(key), key)
 
     def operand_bytes(self, fmt: WeightFormat) -> float:
         """Bytes per activation that an expert's kernel takes, with its scales."""
@@ -94,7 +99,23 @@ class ServingHardware:
         work = 2.0 * m * n * k / (kernel.peak_flops * e.compute)
         moved = (n * k * fmt.bytes_per_param + 2.0 * m * (k + n)) / (self.gpu.hbm_bytes_per_s * e.memory)
         cast = self.problem.constant("serving_cast_s") if kernel.casts else 0.0
-        return self.launch_s + cast + np.hypot(work, moved)
+        return cast + self._as_measured(f"gemm.{kernel.key}", "gemm", kernel, self.launch_s + np.hypot(work, moved), m, n, k)
+
+    def _as_measured(self, name: str, kind: str, kernel: Kernel, modelled: Array, m: Array, n: Array, k: Array) -> Array:
+        """The modelled seconds with the deviation that measured neighbours show, never below the peak."""
+        points = self.gpu.tables.get(name)
+        if points is None:
+            return modelled
+
+        def form(m: Array, n: Array, k: Array) -> Array:
+            e, width = kernel.efficiency, WEIGHT_BYTES.get(kernel.key, 2.0)
+            moved = (n * k * width + 2.0 * m * (k + n)) / (self.gpu.hbm_bytes_per_s * e.memory)
+            return e.fixed_s + np.hypot(2.0 * m * n * k / (kernel.peak_flops * e.compute), moved)
+
+        ratio, marks = points.deviation(form, m, n, k, absolute=True)
+        out: Array = np.maximum(modelled * ratio, 2.0 * m * n * k / kernel.peak_flops)
+        note(kind, out, marks)
+        return out
 
     def expert_s(self, visits: Array, touched: Array, n: Array, k: Array, fmt: WeightFormat) -> Array:
         """Grouped GEMM: every touched expert is read whole and computes whole tiles of rows. Without its fixed time."""
@@ -124,7 +145,17 @@ class ServingHardware:
         chosen = next((k for k in usable if known[k].origin != "assumed"), usable[0])
         e = known[chosen]
         peak = self.gpu.peak("fp8") if chosen.startswith("prefill_fp8") else self.peak_16bit
-        return e.fixed_s + np.hypot(flops / (peak * e.compute), moved / (self.gpu.hbm_bytes_per_s * e.memory))
+
+        def form(flops: Array, moved: Array) -> Array:
+            return np.asarray(e.fixed_s + np.hypot(flops / (peak * e.compute), moved / (self.gpu.hbm_bytes_per_s * e.memory)))
+
+        points = self.gpu.tables.get(f"attention.{chosen}")
+        if points is None:
+            return form(flops, moved)
+        ratio, marks = points.deviation(form, flops, moved, absolute=True)
+        out: Array = np.maximum(form(flops, moved) * ratio, np.maximum(flops / peak, moved / self.gpu.hbm_bytes_per_s))
+        note("attention", np.where(moved > 0, out, 0.0), marks)
+        return out
 
     def stream_s(self, moved: Array | float) -> Array:
         """Reading and writing memory in order."""
@@ -158,10 +189,19 @@ class ServingHardware:
         kinds = (kind, own if own in self.gpu.collectives else f"{kind}_custom", f"{kind}_low_latency")
         found = [(k, c) for k in kinds if (c := curve_for(self.gpu, k, ranks))]
         if found:
-            return np.asarray(np.min([curve_seconds(c, k, n_bytes) for k, c in found], axis=0))
+            times = np.array([curve_seconds(c, k, n_bytes) for k, c in found])
+            self._note_collective(kind, times, found, n_bytes)
+            return np.asarray(np.min(times, axis=0))
         link = self.problem.cluster.tiers[0]
         share = (2.0 if kind == "all_reduce" else 1.0) * (ranks - 1) / ranks
         return np.asarray(max(link.latency_s, self.problem.constant("serving_collective_s")) + share * n_bytes / link.bytes_per_s)
+
+    def _note_collective(self, kind: str, times: Array, found: list[tuple[str, CollectiveCurve]], n_bytes: Array) -> None:
+        """Tell the ledger when the fastest implementation is one that the user measured."""
+        name, curve = found[int(np.argmin(times.sum(axis=tuple(range(1, times.ndim)))))]
+        points = self.gpu.tables.get(f"collectives.{name}.{curve.ranks}")
+        if points is not None:
+            note("all_reduce" if kind == "all_reduce" else "all_to_all", times.min(axis=0), points.marks(n_bytes))
 
     def _across(self, kind: str, n_bytes: Array, ranks: int) -> Array:
         """Hierarchical: inside the domain, then between domains over all of its NICs."""

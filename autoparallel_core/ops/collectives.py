@@ -30,6 +30,9 @@ class Network:
     scale_out_bytes_per_s: float
     """Per GPU."""
     scale_out_latency_s: float
+    send_bytes_per_s: float | None = None
+    """Point to point inside the domain, where it was measured."""
+    send_latency_s: float | None = None
 
     @classmethod
     def of(
@@ -45,6 +48,8 @@ class Network:
             scale_up_latency_s=training.get("all_reduce_latency_s", inner.latency_s),
             scale_out_bytes_per_s=outer.bytes_per_s * scale_out_efficiency,
             scale_out_latency_s=max(outer.latency_s, scale_out_latency_s),
+            send_bytes_per_s=training.get("p2p_bytes_per_s"),
+            send_latency_s=training.get("p2p_latency_s"),
         )
 
     def inside(self, size: Array, stride: Array | float) -> NDArray[np.bool_]:
@@ -88,8 +93,9 @@ class Network:
     def send(self, n_bytes: Array, stride: Array | float) -> Array:
         """Point to point between neighbours ``stride`` apart."""
         near = np.asarray(stride < self.domain)
-        rate = np.where(near, self.scale_up_bytes_per_s, self.scale_out_bytes_per_s)
-        return n_bytes / rate + np.where(near, self.scale_up_latency_s, self.scale_out_latency_s)
+        rate = np.where(near, self.send_bytes_per_s or self.scale_up_bytes_per_s, self.scale_out_bytes_per_s)
+        wait = self.scale_up_latency_s if self.send_latency_s is None else self.send_latency_s
+        return n_bytes / rate + np.where(near, wait, self.scale_out_latency_s)
 
     def ring_step(self, n_bytes: Array, size: Array, stride: Array | float) -> Array:
         """One step of a ring of sends over the group: across domains some neighbour is behind a single NIC."""

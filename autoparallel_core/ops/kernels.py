@@ -6,9 +6,13 @@ and the two bounds are joined by a maximum. Shapes are float arrays that broadca
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
+
+from autoparallel_core.ops.ledger import note
 
 Array = NDArray[np.float64]
 
@@ -28,9 +32,20 @@ class GemmModel:
     operand_bytes: float
     misaligned: float
     """Factor on throughput when a local dimension is not a multiple of 64."""
+    points: Any = None
+    """Measured points of this kernel class, whose shapes' deviations from the form are laid on it."""
 
     def seconds(self, m: Array, n: Array, k: Array, *, out_bytes: float = 2.0, extra_bytes: Array | float = 0.0) -> Array:
-        """C[m,n] = A[m,k]·B[k,n]: max of compute and memory time."""
+        """C[m,n] = A[m,k]·B[k,n]: max of compute and memory time, times what measured neighbours deviate."""
+        form = self._form(m, n, k, out_bytes=out_bytes, extra_bytes=extra_bytes)
+        if self.points is None:
+            return form
+        ratio, marks = self.points.deviation(self._form, m, n, k)
+        out: Array = np.maximum(form * ratio, 2.0 * m * n * k / self.peak_flops)
+        note("gemm", out, marks)
+        return out
+
+    def _form(self, m: Array, n: Array, k: Array, *, out_bytes: float = 2.0, extra_bytes: Array | float = 0.0) -> Array:
         eff = self.efficiency * k / (k + self.half_k)
         eff = eff * np.where((n % 64 == 0) & (k % 64 == 0) & (m % 8 == 0), 1.0, self.misaligned)
         flops = 2.0 * m * n * k

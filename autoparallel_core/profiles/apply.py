@@ -87,6 +87,7 @@ class _Work:
         self.training = dict(gpu.training)
         self.sources = dict(gpu.sources)
         self.tables = {k: v for k, v in gpu.tables.items() if k.partition(".")[0] not in profile.kernels}
+        self.replaced: set[str] = set(gpu.replaced)
         self.constants: dict[str, tuple[float, str]] = {}
         self.notes: list[str] = []
 
@@ -100,6 +101,7 @@ class _Work:
             training=self.training,
             sources=self.sources,
             tables=self.tables,
+            replaced=frozenset(self.replaced | {f"constant {name}" for name in self.constants}),
         )
 
     def train(self, key: str, value: float, how: str, *, ratio: float | None = None, most: float = CAP) -> None:
@@ -113,6 +115,7 @@ class _Work:
         if ratio is not None and preset is not None:
             value, how = preset * ratio, f"the preset's {preset:.3g} times {ratio:.3g}, {how}"
         self.training[key] = min(value, most)
+        self.replaced.add(f"training.{key}")
         self.sources[f"training.{key}"] = f"measured: {how}; {self.source}"
 
     # -- kernels -------------------------------------------------------------------------------------------------
@@ -130,6 +133,10 @@ class _Work:
             return False
         note = f"{fit.rows} points, error of the fit {fit.median_error:.0%} median"
         self.kernels[table][key] = Efficiency(fit.compute, fit.memory, f"{self.source}: {note}", "measured", fit.fixed_s)
+        self.replaced |= {f"{table}.{key}", table}
+        if table == "attention":
+            shapes = np.stack([np.maximum(work.flops, 1.0), np.maximum(work.moved_bytes, 1.0)], axis=1)
+            self.tables[f"attention.{key}"] = Residuals.of(shapes, rows.seconds, self.source)
         return True
 
     def add_gemm(self, table: Table) -> None:
@@ -255,6 +262,8 @@ class _Work:
         if max(line.median_error, line.largest_error) > KNOT_ERROR and len(size) > 1:
             sizes = np.unique(size)
             knots = rising([(float(s), float(np.median(seconds[size == s]))) for s in sizes])
+        self.replaced |= {f"collectives.{kind}"}
+        self.tables[f"collectives.{kind}.{ranks}"] = Residuals.of(size[:, None], seconds, self.source)
         note = f"{len(points)} messages of {size.min():.3g} to {size.max():.3g} bytes, error {line.median_error:.0%} median"
         return CollectiveCurve(ranks, line.bytes_per_s, line.latency_s, f"{self.source}: {note}", "measured", knots)
 

@@ -42,18 +42,31 @@ class Residuals:
         order = np.lexsort(shapes.T)[:: max(1, -(-len(seconds) // MOST_POINTS))]
         return cls(shapes[order], seconds[order], source)
 
-    def corrected(self, form: Callable[..., Array], *shape: Array) -> tuple[Array, Marks]:
-        """Seconds of Q shapes (broadcasting arrays, one per dimension) and how each was come by.
+    def deviation(self, form: Callable[..., Array], *shape: Array, absolute: bool = False) -> tuple[Array, Marks]:
+        """Factors on the form's seconds of Q shapes (broadcasting arrays, one per dimension), and how each was come by.
 
-        ``form`` gives the modelled seconds of shapes, one argument per dimension.
+        ``form`` gives the modelled seconds of shapes, one argument per dimension. Unless ``absolute``, the factors are
+        relative to what the form misses at the largest shapes: a form that stands for kernels inside of a run keeps its
+        own plateau, and the points only tell how other shapes differ from it.
         """
         dims = np.broadcast_arrays(*(np.asarray(s, dtype=np.float64) for s in shape))
         asked = np.stack([d.ravel() for d in dims], axis=1)
         unique, back = np.unique(asked, axis=0, return_inverse=True)
         error = np.log(self.seconds / form(*self.shapes.T))
+        if not absolute:
+            work = np.prod(self.shapes, axis=1)
+            error = error - np.median(error[work >= np.quantile(work, 0.75)])
         factor, marks = _interpolate(np.log(self.shapes), error, np.log(np.maximum(unique, 1e-9)))
-        modelled = form(*dims)
-        return modelled * np.exp(factor)[back].reshape(modelled.shape), marks[back].reshape(modelled.shape)
+        return np.exp(factor)[back].reshape(dims[0].shape), marks[back].reshape(dims[0].shape)
+
+    def corrected(self, form: Callable[..., Array], *shape: Array) -> tuple[Array, Marks]:
+        """Seconds instead of factors."""
+        factor, marks = self.deviation(form, *shape, absolute=True)
+        return form(*shape) * factor, marks
+
+    def marks(self, *shape: Array) -> Marks:
+        """How each of Q shapes would be come by."""
+        return self.deviation(lambda *dims: np.ones_like(dims[0]), *shape, absolute=True)[1]
 
 
 def _interpolate(points: Array, values: Array, at: Array) -> tuple[Array, Marks]:

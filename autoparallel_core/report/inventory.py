@@ -82,7 +82,8 @@ def print_engines(engines: Mapping[str, EngineSpec], providers: Mapping[str, str
 
 def gpu_document(gpu: Gpu, plugin: str) -> dict[str, Any]:
     """Every figure of one preset, SI units, with its sources."""
-    plain = {k: v for k, v in asdict(gpu, recurse=False).items() if k not in {"gemm", "expert_gemm", "attention", "collectives"}}
+    apart = {"gemm", "expert_gemm", "attention", "collectives", "tables", "replaced"}
+    plain = {k: v for k, v in asdict(gpu, recurse=False).items() if k not in apart}
     for table in ("gemm", "expert_gemm", "attention"):
         plain[table] = {k: asdict(v) for k, v in getattr(gpu, table).items()}
     plain["collectives"] = {kind: [asdict(c) for c in curves] for kind, curves in gpu.collectives.items()}
