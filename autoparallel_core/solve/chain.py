@@ -123,23 +123,23 @@ def pareto_chain(chain: Chain, *, budget: float = np.inf) -> ChainFront:
     return _fronts(chain, budget, None, np.inf)
 
 
-def cheapest_chain(chain: Chain, budget: float) -> ChainChoice | None:
-    """The cheapest choice within ``budget``, exact to rounding; None when none fits."""
+def cheapest_chain(chain: Chain, budget: float, *, below: float = np.inf) -> ChainChoice | None:
+    """The cheapest choice within ``budget``, exact to rounding; None when none fits, or none costs less than ``below``."""
     if not np.isfinite(budget):
         best = _priced(chain, 0.0)
-        return None if best is None else _choice(chain, best.first)
-    bounds, incumbent = _lagrangian(chain, budget)
+        return None if best is None or best.total >= below else _choice(chain, best.first)
+    bounds, incumbent = _lagrangian(chain, budget, below)
     if not bounds:
         return None
     if incumbent is not None and bounds[-1].gap_closed(incumbent.cost, budget):
-        return incumbent
-    limit = np.inf if incumbent is None else incumbent.cost * (1 + ROUNDING) + ROUNDING
-    front = _fronts(chain, budget, bounds, limit)
+        return incumbent if incumbent.cost < below else None
+    known = below if incumbent is None else min(below, incumbent.cost)
+    front = _fronts(chain, budget, bounds, known * (1 + ROUNDING) + ROUNDING)
     i = front.within(budget)
-    if i is None:
-        return incumbent
-    found = _choice(chain, front.choice(i))
-    return found if incumbent is None or found.cost < incumbent.cost else incumbent
+    found = incumbent if i is None else _choice(chain, front.choice(i))
+    if found is None or (incumbent is not None and incumbent.cost < found.cost):
+        found = incumbent
+    return found if found is not None and found.cost < below else None
 
 
 @frozen(eq=False)
@@ -184,10 +184,10 @@ def _choice(chain: Chain, choice: tuple[int, ...]) -> ChainChoice:
     return ChainChoice(choice, memory, cost)
 
 
-def _lagrangian(chain: Chain, budget: float) -> tuple[list[_Price], ChainChoice | None]:
-    """Bounds around the best price of memory, and the cheapest feasible choice met; no bounds: nothing fits."""
+def _lagrangian(chain: Chain, budget: float, below: float) -> tuple[list[_Price], ChainChoice | None]:
+    """Bounds around the best price of memory, and the cheapest feasible choice met; no bounds: nothing fits ``below``."""
     free = _priced(chain, 0.0)
-    if free is None:
+    if free is None or free.total >= below:
         return [], None
     low = _choice(chain, free.first)
     if low.memory <= budget:
@@ -201,6 +201,8 @@ def _lagrangian(chain: Chain, budget: float) -> tuple[list[_Price], ChainChoice 
             break
         price = _priced(chain, (high.cost - low.cost) / (low.memory - high.memory))
         assert price is not None
+        if price.total - price.price * budget >= below:
+            return [], None
         bounds.append(price)
         here = _choice(chain, price.first)
         line = low.cost + price.price * low.memory

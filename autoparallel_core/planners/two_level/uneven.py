@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from autoparallel_core.spec.rule import Rule
 
 NAME = "two_level"
+V_SHAPED = "dualpipe_v"
 COMPARED = 24
 """Plans of the grid that are simulated, to find the best even one."""
 EXACT = 400
@@ -145,6 +146,8 @@ class _Cutter:
 
     def run(self, seen: Candidates) -> None:
         """Relax, order, cut."""
+        if self.problem.software.pipeline_schedule == V_SHAPED:
+            return
         batch = seen.within(self.best_s)
         if not self.able.uneven:
             batch = batch.take(batch.recompute == FULL)
@@ -203,6 +206,8 @@ class _Cutter:
 
     def words(self) -> tuple[str, ...]:
         """What was searched, and how far the answer is proven."""
+        if self.problem.software.pipeline_schedule == V_SHAPED:
+            return (f"stages of {V_SHAPED} hold both ends of the model in one and are not cut here; these are the grid's plans",)
         reach = f"{self.modelled:,} strategies could beat the best even one"
         out = [f"stages of any size: {reach}; {self.solved:,} were cut exactly, {self.priced:,} layouts priced in full"]
         if self.left:

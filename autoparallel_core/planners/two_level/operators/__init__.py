@@ -1,0 +1,1 @@
+"""Operator granularity: free shardings of named axes over a device mesh, chosen by one assignment problem."""
