@@ -57,15 +57,18 @@ class SteadyState:
     """Latency and throughput of one deployment, [S] each."""
 
     batch_per_instance: Array
+    """Sequences that run together, on average; below one where there are fewer requests than instances."""
     prefill_s: Array
     """One prompt alone."""
     decode_s: Array
     """Between two tokens of a sequence when no prompt interferes, before accepted drafts are counted."""
     ttft_s: Array
     tpot_s: Array
+    """Zero where a request has one output token, so no time between two."""
     output_tokens_per_s: Array
     """Over all instances."""
     requests_per_s: Array
+    """Closed loop: requests per second times end-to-end seconds is the number of requests in flight, those that wait included."""
     seconds: dict[str, Array]
     """One output token of a sequence, by cause; sums to TPOT."""
 
@@ -81,7 +84,9 @@ def steady_state(
     in_flight, wanted = _in_flight(problem, d, dp, ranks, kv_capacity_tokens)
     requests, wave = d.requests / dp, c("serving_first_wave")
     rest = np.where(d.offline, _last_batch(requests, in_flight), in_flight)
-    share, rest_share = in_flight / ranks, rest / ranks
+    # an instance that is idle part of the time steps for one sequence when it works
+    together = np.maximum(in_flight, 1.0)
+    share, rest_share = together / ranks, np.maximum(rest, 1.0) / ranks
     micro, rest_micro = (np.clip(x, 1.0, pp) for x in (share, rest_share))
     steps = _steps(hw, batch, d, share / micro, rest_share / rest_micro, share)
     cycle, uneven = cycle_s(hw, batch, steps.decode, micro, share / micro)
@@ -90,8 +95,11 @@ def steady_state(
     interference = np.where(d.offline, share, c("serving_interference") * (1 - wave / 2) * np.maximum(share - 1.0, 0.0))
     drained = np.where(d.offline, _mean_over_waves(requests / in_flight, cycle, last), cycle)
     tpot = drained / d.accepted + interference * busy / d.osl
-    ttft = prefill_s + wave * (share + 1) / 2 * busy + c("serving_ttft_steps") * cycle
-    ttft = ttft + c("serving_ttft_offset_s") + np.where(ranks > 1, c("serving_attention_dp_steps") * cycle, 0.0)
+    # steps that decode others: none for a lone request, and none where no request decodes
+    others = (together - 1) / together * (d.osl - 1) / d.osl
+    steps_waited = c("serving_ttft_steps") + np.where(ranks > 1, c("serving_attention_dp_steps"), 0.0)
+    ttft = prefill_s + wave * (share + 1) / 2 * busy + others * steps_waited * cycle + c("serving_ttft_offset_s")
+    ttft = ttft + np.where(d.offline, 0.0, interference * busy / d.osl)
     life = np.where(d.offline, tpot * d.osl, ttft + tpot * (d.osl - 1))
     ttft = ttft + np.where(d.offline, 0.0, np.maximum(wanted / in_flight - 1.0, 0.0) * life)
     output = in_flight * d.osl / life * dp
@@ -99,8 +107,11 @@ def steady_state(
     seconds["pipeline"] = (cycle - total_s(steps.decode)) / d.accepted
     seconds["draining"] = (drained - cycle) / d.accepted
     seconds["prefill_interference"] = interference * busy / d.osl
+    decodes = d.osl > 1
+    seconds = {k: np.where(decodes, v, 0.0) for k, v in seconds.items()}
     return SteadyState(
-        batch_per_instance=in_flight, prefill_s=prefill_s, decode_s=cycle, ttft_s=ttft, tpot_s=tpot, output_tokens_per_s=output,
+        batch_per_instance=in_flight, prefill_s=prefill_s, decode_s=cycle, ttft_s=ttft,
+        tpot_s=np.where(decodes, tpot, 0.0), output_tokens_per_s=output,
         requests_per_s=output / d.osl, seconds=seconds,
     )  # fmt: skip
 
@@ -123,9 +134,9 @@ def _in_flight(problem: Problem, d: Demand, dp: Array, ranks: Array, kv_capacity
     reserved = d.isl + problem.constant("serving_reserved_output") * d.osl
     slots = np.maximum(np.floor(kv_capacity_tokens / reserved), 0.0)
     limit = float(scheduler_limits(problem).max_num_seqs) * ranks
-    wanted = np.where(np.isfinite(d.concurrency), d.concurrency / dp, np.minimum(slots, limit))
+    wanted = np.where(np.isfinite(d.concurrency), d.concurrency / dp, np.maximum(np.minimum(slots, limit), 1.0))
     wanted = np.minimum(wanted, d.requests / dp)
-    return np.maximum(np.minimum(np.minimum(wanted, slots), limit), 1.0), wanted
+    return np.maximum(np.minimum(np.minimum(wanted, slots), limit), np.minimum(wanted, 1.0)), wanted
 
 
 @frozen(eq=False)
@@ -143,7 +154,8 @@ class _Steps:
 def _steps(hw: ServingHardware, batch: StrategyBatch, d: Demand, decode: Array, rest: Array, share: Array) -> _Steps:
     """All steps in one call. Prompts that arrive within one decode step are processed together."""
     S = len(batch)
-    prompt = d.isl * (1.0 - d.cached)
+    prompt = np.maximum(d.isl * (1.0 - d.cached), 1.0)  # engines run at least the last token again
+    cached = 1.0 - prompt / d.isl
     chunk = float(scheduler_limits(hw.problem).max_num_batched_tokens)
     pieces = np.maximum(np.ceil(prompt / chunk), 1.0)
     together = np.clip(share / d.osl, 1.0, np.maximum(chunk / np.maximum(prompt, 1.0), 1.0))
@@ -155,7 +167,7 @@ def _steps(hw: ServingHardware, batch: StrategyBatch, d: Demand, decode: Array, 
         verified=np.tile(verified, 4),
         prefill=np.concatenate([zero, zero, prompt / pieces, together * prompt / pieces]),
         prompt=np.tile(d.isl, 4),
-        cached=np.tile(d.cached, 4),
+        cached=np.tile(cached, 4),
         sampled=np.concatenate([decode * verified, rest * verified, one, decode * verified + together / pieces]),
     )
     seconds = step_seconds(hw, batch.take(np.tile(np.arange(S), 4)), load)
