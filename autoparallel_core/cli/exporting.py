@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoparallel_core.errors import SpecError
+from autoparallel_core.spec.strategy import RECOMPUTE
 
 if TYPE_CHECKING:
     from autoparallel_core.host import Host
@@ -19,20 +21,41 @@ def export_plan(args: argparse.Namespace, problem: Problem, plan: Plan, host: Ho
     """Write the launch files of one plan; their paths.
 
     Raises:
-        SpecError: the engine writes none, or files are in the way.
+        SpecError: the engine writes none, cannot run the plan's stages, or files are in the way.
     """
     from autoparallel_core.launch.write import write_files
 
     options: dict[str, Any] = {**model_options(args, host), "figures": figures(problem, plan)}
     options["question"] = _question(args, problem)
     if plan.stages:
-        options["chunks"] = tuple(s.layers[c] for c in range(len(plan.stages[0].layers)) for s in plan.stages)
+        options |= _stage_options(problem, plan)
     files = host.export(problem, plan.strategy, options)
     if files is None:
         raise SpecError(f"engine {problem.engine.name} writes no launch files")
     if plan.verdict == "does not fit":
         print(f"autoparallel: warning: {plan.strategy} does not fit; 'autoparallel check' says why", file=sys.stderr)
     return write_files(Path(directory).expanduser(), files, force=args.force)
+
+
+def _stage_options(problem: Problem, plan: Plan) -> dict[str, Any]:
+    """``chunks``: layers of every virtual stage; ``recompute_first``: first layers of every chunk that recompute, by stage.
+
+    Raises:
+        SpecError: the engine cannot run such stages.
+    """
+    if len({s.strategy for s in plan.stages}) > 1:
+        raise SpecError(f"{problem.engine.name} runs one strategy for all layers; plan without --granularity to export")
+    if "uneven_stages" not in problem.engine.abilities and len({s.n_layers for s in plan.stages}) > 1:
+        raise SpecError(f"{problem.engine.name} cuts pipeline stages evenly, so stages chosen one by one cannot be written")
+    out: dict[str, Any] = {"chunks": tuple(s.layers[c] for c in range(len(plan.stages[0].layers)) for s in plan.stages)}
+    if plan.strategy.recompute == RECOMPUTE.index("full"):
+        out["recompute_first"] = tuple(_first(s.layers, sum(s.recomputed.values())) for s in plan.stages)
+    return out
+
+
+def _first(layers: Sequence[int], total: int) -> int:
+    """First layers of every chunk that make up ``total``."""
+    return next(n for n in range(max(layers) + 1) if sum(min(n, c) for c in layers) >= total)
 
 
 def export_ranked(args: argparse.Namespace, result: SearchResult, host: Host) -> None:

@@ -51,14 +51,17 @@ def _alike(stages: Sequence[PlannedStage]) -> list[list[PlannedStage]]:
     return [list(g) for _, g in groupby(stages, key)]
 
 
-def _name(group: Sequence[PlannedStage]) -> str:
-    return str(group[0].stage) if len(group) == 1 else f"{group[0].stage}–{group[-1].stage}"
+def _names(groups: Sequence[Sequence[PlannedStage]]) -> list[str]:
+    """Numbers of the stages; ranges of layers where several entries share a stage."""
+    if len({s.stage for g in groups for s in g}) < sum(map(len, groups)):
+        return [f"layers {g[0].first_layers[0]}–{g[-1].first_layers[0] + g[-1].n_layers - 1}" for g in groups]
+    return [str(g[0].stage) if len(g) == 1 else f"{g[0].stage}–{g[-1].stage}" for g in groups]
 
 
 def _columns(groups: Sequence[Sequence[PlannedStage]]) -> list[Column]:
     one = [g[0] for g in groups]
     columns = [
-        Column("stage", [_name(g) for g in groups], right=False, words="stage {}"),
+        Column("stage", _names(groups), right=False, words="stage {}"),
         Column("layers", [_layers(s.layers) for s in one], right=False, words="{} layers each"),
         Column("holds", [_holds(s) for s in one], right=False, words="{}"),
         Column("recompute", [_counts(s.recomputed) or "–" for s in one], right=False, words="recomputes {}"),
@@ -92,7 +95,7 @@ def _degrees(stage: PlannedStage) -> str:
 def _picture(console: Console, groups: Sequence[Sequence[PlannedStage]], plan: Plan) -> None:
     """A bar of time against the slowest stage and one of memory against the GPU's, side by side."""
     slowest = max(s.time_s for s in plan.stages)
-    names = [_name(g) for g in groups]
+    names = _names(groups)
     pad = max(len(n) for n in names)
     for name, group in zip(names, groups, strict=True):
         s, memory = group[0], max(x.memory_bytes for x in group)

@@ -21,7 +21,7 @@ from autoparallel_core.planners.exhaustive import grid_search
 from autoparallel_core.planners.two_level.cells import FULL
 from autoparallel_core.planners.two_level.layer_options import LayerOptions, layer_options
 from autoparallel_core.search.explain import explain_strategy
-from autoparallel_core.search.result import CostBreakdown, Plan, PlannedStage, SearchResult
+from autoparallel_core.search.result import CostBreakdown, MemoryBreakdown, Plan, PlannedStage, SearchResult
 from autoparallel_core.search.space import enumerate_space
 from autoparallel_core.solve.chain import Chain, cheapest_chain
 from autoparallel_core.spec.problem import Problem
@@ -36,6 +36,7 @@ Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 NAME = "two_level"
+CACHED = "allocator_slack"
 MOST = 96
 """Options per layer that are kept for one micro-batch, fastest first."""
 
@@ -168,7 +169,7 @@ def _plan(problem: Problem, found: LayerChoice, host: Host | None) -> Plan:
         mfu=reference.training.mfu * scale,
     )
     held = _bytes(options, found.choice)
-    memory = evolve(reference.memory, stages=(evolve(reference.memory.stages[0], bytes={"all layers": held}),))
+    memory = _memory(reference, held)
     return evolve(
         reference,
         cost=CostBreakdown({c: s for c, s in seconds.items() if s}),
@@ -178,6 +179,16 @@ def _plan(problem: Problem, found: LayerChoice, host: Host | None) -> Plan:
         stages=_runs(problem, options, found.choice, held),
         reasons=(),
     )
+
+
+def _memory(reference: Plan, held: float) -> MemoryBreakdown:
+    """The reference's, with other allocated bytes; cached blocks give way where the GPU is full."""
+    stage, capacity = reference.memory.stages[0], reference.memory.capacity_bytes
+    cached = stage.overhead.get(CACHED, 0.0)
+    room = capacity - held - (sum(stage.overhead.values()) - cached)
+    overhead = {**stage.overhead, CACHED: min(cached, max(room, 0.0))}
+    stage = evolve(stage, bytes={"all layers": held}, overhead=overhead, squeezed_bytes=cached - overhead[CACHED])
+    return evolve(reference.memory, stages=(stage,), reserved_bytes=stage.peak_bytes)
 
 
 def _chain_s(options: LayerOptions, choice: tuple[int, ...]) -> float:

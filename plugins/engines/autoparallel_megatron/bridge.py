@@ -9,6 +9,7 @@ from autoparallel_core.launch.write import title
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.strategy import RECOMPUTE, Strategy
 from autoparallel_megatron.layout import layout_string
+from autoparallel_megatron.stage_recompute import python_lines, without
 
 PRECISIONS = {
     ("bf16", None): "bf16_mixed", ("fp16", None): "fp16_mixed", ("fp8", "delayed"): "bf16_with_fp8_delayed_scaling_mixed",
@@ -46,7 +47,7 @@ def bridge_config(problem: Problem, s: Strategy, options: Mapping[str, Any]) -> 
         model |= {"expert_model_parallel_size": s.ep, "expert_tensor_parallel_size": s.etp, "moe_token_dispatcher_type": kind}
         if backend:
             model["moe_flex_dispatcher_backend"] = backend
-    model |= _recompute(problem, s)
+    model |= _recompute(problem, without(s, options))
     model |= {"seq_length": work.seq_len, "make_vocab_size_divisible_by": 128}
     ddp: dict[str, Any] = {
         "use_distributed_optimizer": s.zero >= 1,
@@ -65,6 +66,7 @@ def bridge_config(problem: Problem, s: Strategy, options: Mapping[str, Any]) -> 
         title(problem, s, options),
         options.get("model") or problem.arch.name,
         _assignments("cfg.model", model),
+        python_lines(s, options),
         _assignments("cfg.train", {"micro_batch_size": s.mbs, "global_batch_size": work.global_batch_size, "train_iters": 1000}),
         _assignments("cfg.dataset", {"seq_length": work.seq_len}),
         _assignments("cfg.ddp", ddp),
@@ -110,6 +112,8 @@ def _module(head: str, model: str, *parts: str) -> str:
     return f'''{head}
 # Run with torchrun on every node: torchrun --nnodes … --nproc_per_node … bridge.py
 """Megatron-Bridge configuration of one plan."""
+
+import os
 
 from megatron.bridge import AutoBridge
 from megatron.bridge.recipes.common import _pretrain_common

@@ -26,6 +26,7 @@ from autoparallel_megatron.layout import PipelineSplit, layout_string, pipeline_
 from autoparallel_megatron.model_flags import model_groups
 from autoparallel_megatron.refusals import NEEDS_ONE_CONNECTION
 from autoparallel_megatron.software_flags import RECIPE_FLAGS
+from autoparallel_megatron.stage_recompute import shell_lines, without
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 MEGATRON_FSDP_SINCE = "0.14.0"
@@ -86,8 +87,9 @@ def _arrays(problem: Problem, s: Strategy, options: Mapping[str, Any]) -> list[s
     return [
         array("MODEL_ARGS", model_groups(facts, problem.training.seq_len, options.get("config") or {})),
         array("PARALLEL_ARGS", parallel_groups(problem, s, options.get("chunks", ()))),
-        array("TRAINING_ARGS", training_groups(problem, s)),
+        array("TRAINING_ARGS", training_groups(problem, without(s, options))),
         array("DATA_ARGS", [mock]),
+        *filter(None, [shell_lines(problem, s, options)]),
     ]
 
 
