@@ -34,6 +34,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search and print. Raises Infeasible (exit code 3) when nothing fits."""
     from autoparallel_core.cli.options import Question
+    from autoparallel_core.cli.planning import planner_of
     from autoparallel_core.cli.progress import Progress
     from autoparallel_core.cli.shortfall import Shortfall, fewest_nodes, look_further
     from autoparallel_core.search.api import search
@@ -47,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
             assert found.nodes is not None
             result = found.nodes.result
         else:
-            result = search(question.problem(), planner=args.planner, top=args.top, host=host, progress=progress)
+            planner, how = planner_of(args)
+            result = search(question.problem(), planner=planner, top=args.top, host=host, progress=progress, options=how)
             found = Shortfall() if result.fitting or question.cluster.kinds else look_further(question, progress)
             if found.too_slow is not None:  # it misses a limit by less than anything misses the memory
                 result = evolve(result, nearest_miss=found.too_slow)

@@ -60,11 +60,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _best(args: argparse.Namespace, problem: Problem, host: Host) -> tuple[Plan, str]:
     """The best plan that the search finds and how it was chosen. Raises Infeasible when none is legal."""
+    from autoparallel_core.cli.planning import planner_of
     from autoparallel_core.cli.progress import Progress
     from autoparallel_core.search.api import search
 
     with Progress() as progress:
-        result = search(problem, planner=args.planner, top=1, host=host, progress=progress)
+        planner, how = planner_of(args)
+        result = search(problem, planner=planner, top=1, host=host, progress=progress, options=how)
     if result.plans and result.fitting:
         return result.plans[0], f"the best of {result.fitting:,} that fit, by the {result.planner} planner"
     if result.nearest_miss is None:

@@ -51,12 +51,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _found(args: argparse.Namespace, problem: Problem, host: Host) -> Plan:
+    from autoparallel_core.cli.planning import planner_of
     from autoparallel_core.cli.progress import Progress
     from autoparallel_core.search.api import search
 
     k = args.plan or 1
     with Progress() as progress:
-        result = search(problem, planner=args.planner, top=k, host=host, progress=progress)
+        planner, how = planner_of(args)
+        result = search(problem, planner=planner, top=k, host=host, progress=progress, options=how)
     if not result.fitting:
         n = problem.cluster.n_gpus
         raise Infeasible(f"nothing fits on {n:,} GPUs, so there is nothing to export; --strategy would force one")

@@ -14,6 +14,7 @@ from autoparallel_core.spec.workload import PRECISIONS
 
 MODES = ("training", "inference")
 GOALS = ("throughput", "latency", "cost")
+GRANULARITIES = ("stage", "layer")
 KV_DTYPES = ("bf16", "fp16", "fp8")
 
 
@@ -52,7 +53,14 @@ QUESTION = (
     Flag("--engine", "the software that runs it ('autoparallel engines' lists them)", str, "NAME"),
     Flag("--engine-version", "its version; rules and memory policies depend on it", str, "V"),
     Flag("--precision", f"one of {', '.join(PRECISIONS)}; inference: overrides the checkpoint", one_of(*PRECISIONS), "P"),
-    Flag("--planner", "how to search (default grid)", str, "NAME"),
+    Flag("--planner", "how to search (default grid; two_level where GPUs are of several kinds)", str, "NAME"),
+    Flag(
+        "--granularity",
+        f"two_level planner: one of {', '.join(GRANULARITIES)}: what has a strategy of its own (default stage)",
+        one_of(*GRANULARITIES),
+        "G",
+        modes=("training",),
+    ),
 )
 MODEL = (
     Flag("--model-path", "a config.json, or a directory that holds one", str, "PATH"),
