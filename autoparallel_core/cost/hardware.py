@@ -53,7 +53,8 @@ class TrainingHardware:
         bf16 = GemmModel(peak16, _training(gpu, "gemm_bf16"), hbm, c("gemm_half_k"), 2.0, c("gemm_misaligned"), points)
         low = None
         if name := LOW_PRECISION.get(work.precision):
-            low = GemmModel(gpu.peak(name), _training(gpu, f"gemm_{name}"), hbm, 2 * c("gemm_half_k"), 1.0, c("gemm_misaligned"))
+            rate = _training(gpu, f"gemm_{name}") * (c("gemm_rowwise_scaled") if soft.low_precision_recipe == "rowwise" else 1.0)
+            low = GemmModel(gpu.peak(name), rate, hbm, 2 * c("gemm_half_k"), 1.0, c("gemm_misaligned"))
         kernel = soft.attention_kernel
         unfused = kernel == "unfused"
         attention = peak16 * (c("attention_unfused") if unfused else _training(gpu, f"attention_{kernel}"))

@@ -7,6 +7,7 @@ Every matrix product once forward and twice backward, attention over the pairs i
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from autoparallel_core.ops.kernels import attended_keys
 from autoparallel_core.spec.arch import ModelArch
@@ -33,11 +34,11 @@ def forward_flops_per_token(ops: Iterable[Op], seq_len: int) -> float:
     return total
 
 
+@lru_cache(maxsize=256)
 def model_flops_per_token(arch: ModelArch, seq_len: int) -> float:
     """Forward and backward FLOPs per token of the whole model, MTP blocks included when the arch has them."""
-    ops: list[Op] = [*arch.prologue.ops, *arch.epilogue.ops]
-    for layer in (*arch.layers, *arch.mtp):
-        ops += layer.ops
-    for _ in arch.mtp:
-        ops += arch.epilogue.ops
-    return 3.0 * forward_flops_per_token(ops, seq_len)
+    ends = (*arch.prologue.ops, *arch.epilogue.ops * (1 + len(arch.mtp)))
+    total = forward_flops_per_token(ends, seq_len) + sum(forward_flops_per_token(x.ops, seq_len) for x in arch.mtp)
+    for layer, where in arch.layer_classes():
+        total += len(where) * forward_flops_per_token(layer.ops, seq_len)
+    return 3.0 * total

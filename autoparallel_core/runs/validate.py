@@ -148,6 +148,11 @@ def _evaluate(problem: Problem, questions: Sequence[Translated], host: Host) -> 
     return answers
 
 
+def settled_strategy(question: Translated, host: Host) -> Strategy:
+    """The strategy that a record is priced with: as stated, or with the recompute that an unstated one must have had."""
+    return _evaluate(question.problem, [question], host)[0].strategy
+
+
 def _more_recompute(strategy: Strategy, layers: int) -> list[Strategy]:
     """Stronger recompute in rising order: selective, full for some layers of a stage, full for all."""
     stage = -(-layers // strategy.pp)
