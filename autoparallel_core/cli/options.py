@@ -248,15 +248,12 @@ class Question:
         positions = self.arch.max_position_embeddings
         if positions and isl + osl > positions:
             assumed.append(f"requests of {isl + osl:,} tokens, longer than the {positions:,} positions that the config states")
-        if args.infer_batch_size is None:
-            assumed.append("as many requests in flight as the KV cache holds (--infer-batch-size fixes it)")
         if args.precision:
             self._check_precision(args.precision, cluster.gpu)
-        return InferenceWorkload(
+        workload = InferenceWorkload(
             isl=isl,
             osl=osl,
             concurrency=args.infer_batch_size,
-            load="closed" if args.infer_batch_size else "offline",
             precision=args.precision,
             max_num_batched_tokens=args.max_tokens_per_mb,
             max_model_len=args.max_length,
@@ -269,6 +266,9 @@ class Question:
             prefix_hit_rate=args.prefix_hit_rate or 0.0,
             accepted_length=args.accepted_length or 1.0,
         )
+        if workload.assumed_in_flight is not None:
+            assumed.append(f"{workload.assumed_in_flight} (--infer-batch-size fixes it)")
+        return workload
 
 
 def default_batch(n_gpus: int, seq_len: int) -> int:

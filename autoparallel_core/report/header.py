@@ -69,7 +69,9 @@ def workload_line(workload: Workload) -> str:
 
 
 def serving_line(workload: InferenceWorkload) -> str:
-    load = f"{workload.concurrency:,} requests in flight" if workload.concurrency else "as many requests in flight as fit"
+    limited = workload.goal == "latency" or workload.ttft_limit_s is not None or workload.tpot_limit_s is not None
+    open_load = "requests in flight not stated" if limited else "as many requests in flight as fit"
+    load = f"{workload.concurrency:,} requests in flight" if workload.concurrency else open_load
     parts = [f"{workload.isl:,} input + {workload.osl:,} output tokens per request", load]
     if workload.precision:
         parts.append(f"GEMMs in {workload.precision}")

@@ -38,7 +38,7 @@ def evaluate(
         SpecError: the GPU lacks the precision or a constant, or the cluster's GPUs are of several kinds.
         PluginContract: a plugin's delta makes a total negative.
     """
-    if problem.calibration is not None:
+    if problem.calibration is not None and problem.mode == "training":
         from autoparallel_core.search.calibrated import calibrated, ideal
 
         plain = evolve(problem, calibration=None)

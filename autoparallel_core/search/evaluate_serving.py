@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from attrs import evolve
 from numpy.typing import NDArray
 
 from autoparallel_core.cost.serving_hardware import ServingHardware
-from autoparallel_core.cost.serving_load import steady_state
-from autoparallel_core.cost.serving_memory import serving_memory
+from autoparallel_core.cost.serving_load import Demand, steady_state
+from autoparallel_core.cost.serving_memory import ServingMemory, serving_memory
+from autoparallel_core.search.calibrated import calibrated, ideal
 from autoparallel_core.search.evaluation import Evaluation
+from autoparallel_core.search.serving_concurrency import concurrency_of
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.strategy import StrategyBatch
 
@@ -21,21 +24,38 @@ Array = NDArray[np.float64]
 
 
 def evaluate_inference(problem: Problem, batch: StrategyBatch, host: Host) -> Evaluation:
-    """Fits: one request of the asked length has room in the KV cache of every instance. Tight: fewer than asked for have."""
+    """Deployments at the workload's concurrency, or at what stands in for it (:mod:`serving_concurrency`).
+
+    A calibration of the problem is laid on the result.
+    """
     memory = serving_memory(problem, batch, host)
-    hw = ServingHardware(problem)
-    state = steady_state(hw, batch, memory.kv_tokens_per_instance)
+    in_flight = concurrency_of(ServingHardware(problem), batch, memory, problem.calibration)
+    figures = _evaluation(problem, batch, memory, in_flight)
+    if problem.calibration is None:
+        return figures
+    return calibrated(problem, figures, _evaluation(ideal(problem), batch, memory, in_flight))
+
+
+def _evaluation(problem: Problem, batch: StrategyBatch, memory: ServingMemory, in_flight: Array) -> Evaluation:
+    """Fits: the longest request (the asked one, or the engine's stated limit) has room in the KV cache of every instance.
+
+    Tight: fewer of the asked length than asked for have room at once.
+    """
+    demand = evolve(Demand.of(problem, len(batch)), concurrency=in_flight)
+    state = steady_state(ServingHardware(problem), batch, memory.kv_tokens_per_instance, demand)
     c = problem.constant
     gpus = (batch.tp * batch.attn_dp * batch.pp).astype(np.float64)
     dp = batch.dp.astype(np.float64)
     used = np.sum(list(memory.by_cause.values()), axis=0)
-    need = memory.sequence_bytes(float(problem.inference.context_tokens))
+    longest = float(max(problem.inference.context_tokens, problem.inference.max_model_len or 0))
+    need = memory.sequence_bytes(longest)
     reserved = used + np.maximum(memory.kv_cache_bytes, need)
     concurrency = problem.inference.concurrency or 0
-    fits = memory.max_concurrency >= 1
+    fits = memory.concurrency_at(longest) >= 1
     osl = max(problem.inference.osl, 1)
     serving = {
         "instances": dp,
+        "concurrency": np.where(np.isfinite(in_flight), in_flight, state.batch_per_instance * dp),
         "gpus_per_instance": gpus,
         "batch_per_instance": state.batch_per_instance,
         "kv_tokens_per_instance": memory.kv_tokens_per_instance,

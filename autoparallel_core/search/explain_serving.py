@@ -18,6 +18,11 @@ def serving_plan_at(problem: Problem, evaluation: Evaluation, i: int) -> Plan:
     if evaluation.fits[i] and waiting > s["max_concurrency"]:
         held = f"{waiting} requests are asked for at once and the KV cache holds {s['max_concurrency']:.0f} of full length: "
         notes = (held + "the others wait (or are preempted), which the time to first token includes",)
+    if problem.inference.assumed_in_flight is not None:
+        n = s["concurrency"]
+        notes = (f"{n:,.0f} request{'s' if round(n) != 1 else ''} in flight over all instances", *notes)
+    if problem.inference.osl == 1:
+        notes = (*notes, "a request of one output token has no time between tokens: its TPOT is zero")
     layers = problem.arch.num_layers // strategy.pp
     return Plan(
         strategy=strategy,

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from autoparallel_core.cost.serving_hardware import ServingHardware
 from autoparallel_core.cost.serving_load import Demand, steady_state
 from autoparallel_core.cost.serving_memory import serving_memory
-from autoparallel_core.cost.serving_policy import scheduler_limits
 from autoparallel_core.search.rules import rules_for
+from autoparallel_core.search.serving_concurrency import most_per_instance
 from autoparallel_core.search.space import enumerate_space
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.space import Space
@@ -106,9 +106,7 @@ def _loads(problem: Problem, batch: StrategyBatch, host: Host) -> tuple[Strategy
     memory = serving_memory(problem, batch, host)
     fit = np.flatnonzero(memory.fits)
     tokens = memory.kv_tokens_per_instance[fit]
-    reserved = problem.inference.isl + problem.constant("serving_reserved_output") * problem.inference.osl
-    limit = float(scheduler_limits(problem).max_num_seqs) * batch.attn_dp[fit]
-    most = np.maximum(np.minimum(np.floor(tokens / reserved), limit), 1.0)
+    most = most_per_instance(problem, batch, memory)[fit]
     rows, sequences = [], []
     for i, m in enumerate(most):
         loads = sorted({*np.floor(2.0 ** np.arange(0.0, np.log2(m), 0.5)), float(m)})

@@ -70,7 +70,7 @@ class InferenceWorkload:
     isl: int
     osl: int
     concurrency: int | None = None
-    """None: as many as fit (offline maximum throughput)."""
+    """None: as many as the cache holds at full length, the most within the latency limits, or one for the goal latency."""
     load: Literal["closed", "offline", "static"] = "closed"
     requests: int | None = None
     """Requests of an offline run, whose last batch is not full; None: its steady state."""
@@ -95,6 +95,22 @@ class InferenceWorkload:
     @property
     def context_tokens(self) -> int:
         return self.isl + self.osl
+
+    @property
+    def assumed_in_flight(self) -> str | None:
+        """What is assumed of the requests in flight where nobody states them; None where they are stated."""
+        if self.concurrency is not None:
+            return None
+        if self.load == "offline":
+            return "requests in flight: as many as fit, the cache kept full"
+        if self.goal == "latency":
+            if self.request_rate_per_s is None:
+                return "requests in flight: one in the whole cluster (goal latency)"
+            return "requests in flight: the fewest that serve the request rate (goal latency)"
+        limits = [n for n, v in (("TTFT", self.ttft_limit_s), ("TPOT", self.tpot_limit_s)) if v is not None]
+        if limits:
+            return f"requests in flight: for each layout the most that keep the limit on {' and '.join(limits)}"
+        return "as many requests in flight as the KV cache holds at full length and the engine runs together, layout by layout"
 
 
 Workload = TrainingWorkload | InferenceWorkload

@@ -52,7 +52,7 @@ def test_defaults_are_stated(model):
 def test_inference_defaults_are_stated(model):
     p = problem("--model-path", model(), "--mode", "inference")
     assert p.engine.name == "sglang"
-    assert (p.inference.isl, p.inference.osl, p.inference.concurrency, p.inference.load) == (1024, 1024, None, "offline")
+    assert (p.inference.isl, p.inference.osl, p.inference.concurrency, p.inference.load) == (1024, 1024, None, "closed")
     said = " ".join(p.assumptions)
     assert "--isl 1024 --osl 1024" in said
     assert "as many requests in flight as the KV cache holds" in said
@@ -94,6 +94,7 @@ def test_nothing_given_is_assumed(base):
         (["--mode", "inference", "--precision", "fp8"], lambda p: p.inference.precision, "fp8"),
         (["--mode", "inference", "--engine", "vllm"], lambda p: p.engine.name, "vllm"),
         (["--mode", "inference", "--goal", "latency"], lambda p: p.inference.goal, "latency"),
+        (["--mode", "inference", "--request-rate", "2.5"], lambda p: p.inference.request_rate_per_s, 2.5),
         (["--mode", "inference", "--ttft-ms", "250"], lambda p: p.inference.ttft_limit_s, 0.25),
         (["--mode", "inference", "--tpot-ms", "12.5"], lambda p: p.inference.tpot_limit_s, 0.0125),
         (["--mode", "inference", "--kv-dtype", "fp8"], lambda p: p.inference.kv_dtype, "fp8"),
@@ -202,6 +203,7 @@ def test_models_that_cannot_be_found(argv, says):
         (["--isl", "8"], "--isl belongs to --mode inference and this is training; for training use --max-length"),
         (["--infer-batch-size", "8"], "for training use --batch-size"),
         (["--mode", "inference", "--batch-size", "8"], "for inference use --infer-batch-size"),
+        (["--mode", "inference", "--host-memory-gb", "512"], "--host-memory-gb belongs to --mode training"),
         (["--mode", "inference", "--no-recompute"], "--no-recompute belongs to --mode training"),
         (["--mode", "inference", "--optimizer-cpu-offload"], "belongs to --mode training"),
         (["--mode", "inference", "--no-grad-reduce-in-fp32"], "belongs to --mode training"),
@@ -238,6 +240,12 @@ def test_a_cluster_file_replaces_the_flags(model, tmp_path):
     assert (smaller.tiers[-1].name, smaller.tiers[-1].ranks) == ("spine", 16)
     assert (larger.tiers[-1].name, larger.tiers[-1].ranks) == ("spine", 64)
     assert smaller.gpu.memory_bytes == larger.gpu.memory_bytes == 70e9
+
+
+def test_settings_of_experts_are_assumed_for_models_with_experts_only(model):
+    assert not any("ep overlap" in a for a in problem("--model-path", model()).assumptions)
+    moe = [*MANUAL, "--num-experts", "8", "--num-experts-per-tok", "2", "--expert-intermediate-size", "64"]
+    assert any("ep overlap" in a for a in problem(*moe).assumptions)
 
 
 def test_longer_than_the_models_positions_is_said(model):
