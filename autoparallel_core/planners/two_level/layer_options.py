@@ -63,10 +63,12 @@ class LayerOptions:
         """One vector [K] per node: embedding, layers, head."""
         return [first, *(layer[:, c] for c in self.class_of_layer), last]
 
-    def least_s(self) -> float:
-        """No choice takes less."""
-        nodes = self.of_nodes(self.first_s, self.layer_s, self.last_s)
-        return sum(float(x.min()) for x in nodes) if len(self.batch) else np.inf
+    def uniform_s(self) -> float:
+        """Of the best option that fits for all nodes alike, infinite where none does."""
+        time = sum(self.of_nodes(self.first_s, self.layer_s, self.last_s), np.zeros(len(self.batch)))
+        held = sum(self.of_nodes(self.first_bytes, self.layer_bytes, self.last_bytes), np.zeros(len(self.batch)))
+        fits = held + self.model.constant + self.live <= self.model.budget
+        return float(np.where(fits, time, np.inf).min(initial=np.inf))
 
     def take(self, rows: IntArray) -> LayerOptions:
         """Some of the options."""

@@ -66,7 +66,9 @@ def layer_search(
     grid = grid_search(problem, space, rules, host=host, top=1, progress=progress)
     groups = _by_micro_batch(problem, space, rules)
     found: LayerChoice | None = None
-    for options in sorted((layer_options(problem, batch, host) for batch in groups), key=LayerOptions.least_s):
+    priced = [layer_options(problem, batch, host) for batch in groups]
+    # The best single option of all micro-batches first: it bounds every mixture.
+    for options in sorted(priced, key=LayerOptions.uniform_s):
         better = best_layers(options, np.inf if found is None else found.step_s)
         found = better or found
     plans = [] if found is None else [_plan(problem, found, host)]
@@ -120,7 +122,13 @@ def best_layers(options: LayerOptions, below_s: float = np.inf) -> LayerChoice |
     cost = options.of_nodes(options.first_s, options.layer_s, options.last_s)
     memory = options.of_nodes(options.first_bytes, options.layer_bytes, options.last_bytes)
     budget, constant, live = float(options.model.budget.min()), options.model.constant, options.live
+    alone = sum(cost, np.zeros(len(constant)))
+    fits = sum(memory, np.zeros(len(constant))) + constant + live <= budget
+    single = np.where(fits, alone, np.inf)
+    uniform = int(single.argmin()) if len(single) else -1
     best: tuple[float, tuple[int, ...]] | None = None
+    if len(single) and single[uniform] < below_s:  # one option for all is a choice, too: others have to be better
+        best = float(single[uniform]), (uniform,) * len(cost)
     for held in np.unique(constant):
         for once in np.unique(live[constant <= held]):
             rows = np.flatnonzero((constant <= held) & (live <= once))
@@ -131,10 +139,7 @@ def best_layers(options: LayerOptions, below_s: float = np.inf) -> LayerChoice |
                 best = found.cost, tuple(int(rows[k]) for k in found.choice)
     if best is None:
         return None
-    alone = sum(cost, np.zeros(len(constant)))
-    fits = sum(memory, np.zeros(len(constant))) + constant + live <= budget
-    single = np.where(fits, alone, np.inf)
-    return LayerChoice(options, best[1], best[0], float(single.min()), int(single.argmin()))
+    return LayerChoice(options, best[1], best[0], float(single[uniform]), uniform)
 
 
 def _useful(options: LayerOptions) -> LayerOptions:
