@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from problem_builders import dense, llama_70b
 from training_builders import price, problem
@@ -83,6 +83,7 @@ def test_collectives_across_nodes_use_the_nics_of_the_ranks_that_share_a_node():
 
 
 @given(k=st.integers(1, 16), ranks=st.sampled_from([2, 4, 8, 16, 32, 64]))
+@settings(deadline=None)
 def test_tokens_travel_once_to_each_place_they_visit(k, ranks):
     """R(1-(1-1/R)^k) places (arXiv 2412.19437, section 3.2.2): at most k and at most R."""
     places = visited(one(ranks), k)[0]
@@ -121,6 +122,7 @@ def test_embedding_and_loss_as_layers():
 
 
 @given(layers=st.integers(1, 130), pp=st.integers(1, 16), vpp=st.integers(1, 4), folded=st.booleans())
+@settings(deadline=None)
 def test_every_layer_is_on_one_stage(layers, pp, vpp, folded):
     arch = dense(layers, 512, 8, 8, 2048, 32000)
     layout = stage_layout(arch, pp, vpp, v_shaped=folded)

@@ -49,7 +49,7 @@ def steps(p: Problem, *s: Strategy):
 
 @pytest.mark.parametrize("name", PROBLEMS)
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(deadline=None, max_examples=25)
 def test_no_step_beats_the_roofline(name, data):
     """Time ≥ model FLOPs over the peak of all GPUs, and ≥ reading the weights once per micro-batch from memory."""
     p = PROBLEMS[name]
@@ -66,7 +66,7 @@ def test_no_step_beats_the_roofline(name, data):
 
 @pytest.mark.parametrize("name", PROBLEMS)
 @given(data=st.data(), factor=st.floats(1.0, 4.0), what=st.sampled_from(["memory", "scale up", "scale out", "peak"]))
-@settings(max_examples=25)
+@settings(deadline=None, max_examples=25)
 def test_faster_hardware_is_never_slower(name, data, factor, what):
     p = PROBLEMS[name]
     s = data.draw(strategies(moe="MoE" in name))
@@ -87,7 +87,7 @@ def test_faster_hardware_is_never_slower(name, data, factor, what):
 
 
 @given(data=st.data(), times=st.sampled_from([2, 4]))
-@settings(max_examples=40)
+@settings(deadline=None, max_examples=40)
 def test_more_replicas_speed_up_no_more_than_their_number(data, times):
     s = data.draw(strategies(64))
     more = evolve(s, dp=s.dp * times, shard=s.shard * times if s.zero else 1)
@@ -98,7 +98,7 @@ def test_more_replicas_speed_up_no_more_than_their_number(data, times):
 
 @pytest.mark.parametrize("name", PROBLEMS)
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(deadline=None, max_examples=25)
 def test_breakdowns_add_up_and_hold_nothing_negative(name, data):
     e = steps(PROBLEMS[name], *(data.draw(strategies(moe="MoE" in name)) for _ in range(3)))
     assert np.allclose(sum(e.seconds.values()), e.total_s, rtol=1e-12)
@@ -111,7 +111,7 @@ def test_breakdowns_add_up_and_hold_nothing_negative(name, data):
 
 @pytest.mark.parametrize("name", PROBLEMS)
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(deadline=None, max_examples=15)
 def test_a_batch_is_the_concatenation_of_its_parts(name, data):
     p = PROBLEMS[name]
     parts = [data.draw(strategies(moe="MoE" in name)) for _ in range(4)]
@@ -123,7 +123,7 @@ def test_a_batch_is_the_concatenation_of_its_parts(name, data):
 
 
 @given(s=strategies(), layers=st.integers(4, 20))
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=30)
 def test_layers_cost_the_same_each(s, layers):
     """Twice the layers, twice their time: what 2L layers add to L is what L add to none."""
     s = evolve(s, pp=1, dp=s.dp * s.pp, zero=0, shard=1)
@@ -137,7 +137,7 @@ def test_layers_cost_the_same_each(s, layers):
 
 
 @given(s=strategies(), overlap=st.booleans())
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 def test_full_sharding_sheds_no_communication(s, overlap):
     """ZeRO-3 moves more bytes than ZeRO-1 (arXiv 1910.02054, section 7) and exposes no fewer seconds of them."""
     s = evolve(s, pp=1, dp=s.dp * s.pp, zero=1)
@@ -159,7 +159,7 @@ def test_zero_over_one_rank_saves_nothing(engine):
 
 
 @given(s=strategies())
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=30)
 def test_recompute_trades_time_for_memory(s):
     e = steps(PROBLEMS["dense"], *(evolve(s, recompute=r) for r in (0, 1, 2)))
     assert e.total_s[0] <= e.total_s[1] <= e.total_s[2]
