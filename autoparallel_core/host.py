@@ -32,7 +32,7 @@ from autoparallel_core.hosting.loading import (
     load_group,
     where_raised,
 )
-from autoparallel_core.naming import did_you_mean
+from autoparallel_core.naming import LISTED, did_you_mean, near_names
 
 if TYPE_CHECKING:
     from autoparallel_core.spec.cluster import Gpu
@@ -102,8 +102,9 @@ class Host(HookCalls):
         found = table.get(folded) or table.get("-".join(folded.replace("_", " ").replace("-", " ").split()))
         if found is None:
             names = self.gpus()
-            known = [n for gpu in names.values() for n in (gpu.name, *gpu.aliases)]
-            raise UnknownPlugin(f"unknown GPU '{name}'; {did_you_mean(name, known)}{self._left_out(name, 'hardware')}")
+            spellings = [n for gpu in names.values() for n in (gpu.name, *gpu.aliases)]
+            hint = did_you_mean(name, spellings if near_names(name, spellings) or len(spellings) <= LISTED else names)
+            raise UnknownPlugin(f"unknown GPU '{name}'; {hint}{self._left_out(name, 'hardware')}")
         gpu: Gpu = found[1]
         return gpu
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-_LISTED = 24
-"""Names listed in full when none is near; a longer list helps nobody in one sentence."""
+LISTED, _OF_MANY = 24, 5
+"""Names listed in full when none is near, and of a longer list, which helps nobody in one sentence."""
 
 
 def near_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
@@ -35,5 +35,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         return f"did you mean {', '.join(first)} or {last}?" if first else f"did you mean {last}?"
     if not names:
         return "none is installed"
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"known: {', '.join(names[:_LISTED])}{more}"
+    if len(names) <= LISTED:
+        return f"known: {', '.join(names)}"
+    return f"known: {', '.join(names[:_OF_MANY])} and {len(names) - _OF_MANY} more"

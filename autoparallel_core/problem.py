@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 OPERANDS = {"mxfp8": "fp8", "nvfp4": "fp4"}
 """The tensor-core dtype of a precision, where it is not its own name."""
 
+OF_EXPERTS = ("ep_overlap", "dispatcher")
+"""Software settings that mean nothing for a model without experts."""
+
 
 def make_problem(
     arch: ModelArch,
@@ -92,8 +95,31 @@ def _assumptions(arch: ModelArch, spec: EngineSpec, version: str | None, softwar
     yield from arch.notes
     if version is None:
         yield f"{spec.name} {spec.default_version}"
+    elif note := unknown_version(spec, version):
+        yield note
     for name in software.assumed:
+        if name in OF_EXPERTS and not arch.num_experts:
+            continue
         yield f"{name.replace('_', ' ')}: {spec.decides.get(name) or _words(getattr(software, name))}"
+
+
+def unknown_version(spec: EngineSpec, version: str) -> str:
+    """That an engine's version lies outside those whose rules are known; nothing when it does not.
+
+    Raises:
+        SpecError: it is no version number.
+    """
+    from autoparallel_core.search.common_rules import parse_version
+
+    v, newest = parse_version(version), parse_version(spec.default_version)
+    if spec.oldest_version is not None and v < parse_version(spec.oldest_version):
+        return (
+            f"{spec.name} {version} is older than {spec.oldest_version}, the oldest version whose rules and memory policies are "
+            "known; those of the oldest are taken, and this version may lack what they allow"
+        )
+    if v > newest and v.release[:2] > newest.release[:2]:
+        return f"{spec.name} {version} is newer than {spec.default_version}, the newest whose rules are known; those are taken"
+    return ""
 
 
 def _words(value: Any) -> str:

@@ -21,9 +21,10 @@ def add_parser(subparsers: Any) -> None:
     p = subparsers.add_parser(
         "explain", description="Where one strategy's time and memory go, what limits it, what would help most."
     )
-    p.usage = "%(prog)s [--strategy S] [--sources] [--json] [flags of the bare form]"
+    p.usage = "%(prog)s [--strategy S] [--sources] [--trace FILE] [--json] [flags of the bare form]"
     p.add_argument("--strategy", metavar="S", help="in compact notation, 'tp8 pp4 dp2 mbs1' (default: the best one found)")
     p.add_argument("--sources", action="store_true", help="list every constant with its origin and source")
+    p.add_argument("--trace", metavar="FILE", help="training: write the step's timeline as Chrome trace events (ui.perfetto.dev)")
     p.add_argument("--json", action="store_true", help="one JSON object")
     add_problem_flags(p)
 
@@ -35,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
     from autoparallel_core.report import explain as report
     from autoparallel_core.report.console import make_console
     from autoparallel_core.report.inventory import print_json
+    from autoparallel_core.search.explain import constants_read
     from autoparallel_core.search.neighbours import neighbours
+    from autoparallel_core.search.time_sources import time_by_source
 
     if args.strategy is not None and args.planner:
         raise SpecError("--planner chooses a strategy and --strategy gives one; give one of them")
@@ -48,14 +51,37 @@ def run(args: argparse.Namespace) -> int:
     else:
         plan, chosen = _best(args, problem, host)
     changes = neighbours(problem, plan.strategy, host)
+    used = constants_read(problem, plan.strategy, host) if args.sources else None
+    by_source = time_by_source(problem, plan.strategy, host) if args.sources else None
+    traced = _write_trace(args, problem, plan, host) if args.trace else []
     if args.json:
-        print_json(report.explanation_document(problem, model, plan, changes, sources=args.sources))
+        document = report.explanation_document(
+            problem, model, plan, changes, sources=args.sources, constants=used, time_sources=by_source
+        )
+        print_json(document)
     else:
-        rows = report.source_rows(problem) if args.sources else ()
-        extra = [("Strategy", f"{plan.notation} · {chosen}")]
-        report.print_explanation(make_console(), problem, model["parameters"], plan, changes, extra=extra, sources=rows)
+        rows = report.source_rows(problem, used) if args.sources else ()
+        extra = [("Strategy", f"{plan.notation} · {chosen}"), *traced]
+        report.print_explanation(
+            make_console(), problem, model["parameters"], plan, changes, extra=extra, sources=rows, time_sources=by_source
+        )
     print_warnings(host)
     return 0
+
+
+def _write_trace(args: argparse.Namespace, problem: Problem, plan: Plan, host: Host) -> list[tuple[str, str]]:
+    """Write the timeline of a step; the header's row that says so."""
+    import json
+    from pathlib import Path
+
+    from autoparallel_core.search.trace import trace_events
+
+    if problem.mode != "training":
+        raise SpecError("--trace shows the pipeline of a training step; serving has none")
+    events = trace_events(problem, plan.strategy, host)
+    path = Path(args.trace).expanduser()
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, allow_nan=False), encoding="utf-8")
+    return [("Trace", f"{path} ({len(events):,} events; open it in ui.perfetto.dev or chrome://tracing)")]
 
 
 def _best(args: argparse.Namespace, problem: Problem, host: Host) -> tuple[Plan, str]:

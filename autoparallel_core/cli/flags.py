@@ -92,7 +92,7 @@ CLUSTER = (
     Flag("--gpus-per-node", "GPUs in one node (default: as the preset)", whole()),
     Flag("--cluster", "a cluster.toml instead of these flags", str, "FILE"),
     Flag("--gpu-memory-gb", "memory of one GPU, decimal GB or with a unit (80GiB)", quantity(MEMORY, "GB"), "GB"),
-    Flag("--host-memory-gb", "host memory of one node, GB", quantity(MEMORY, "GB"), "GB"),
+    Flag("--host-memory-gb", "training: host memory of one node, GB", quantity(MEMORY, "GB"), "GB", modes=("training",)),
     Flag("--gpu-flops", "dense bf16 peak of one GPU, TFLOP/s; other dtypes scale with it", quantity(FLOPS, "TFLOP/s"), "TFLOPS"),
     Flag("--bw-nvlink", "scale-up link per GPU and direction, GB/s", quantity(BANDWIDTH, "GB/s"), "GB/s"),
     Flag("--bw-ib", "network per GPU and direction, GB/s", quantity(BANDWIDTH, "GB/s"), "GB/s"),
@@ -125,6 +125,13 @@ INFERENCE_FLAGS = (
     ),
     Flag(
         "--goal", "throughput (default), latency (of one request) or cost (per GPU in use)", one_of(*GOALS), "G", modes=INFERENCE
+    ),
+    Flag(
+        "--request-rate",
+        "requests per second that the whole cluster must sustain (default: none asked for)",
+        number(above=0),
+        "R",
+        modes=INFERENCE,
     ),
     Flag("--ttft-ms", "most milliseconds to the first token", number(above=0), "MS", modes=INFERENCE),
     Flag("--tpot-ms", "most milliseconds between tokens", number(above=0), "MS", modes=INFERENCE),

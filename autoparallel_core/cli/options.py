@@ -258,6 +258,7 @@ class Question:
             max_num_batched_tokens=args.max_tokens_per_mb,
             max_model_len=args.max_length,
             goal=args.goal or "throughput",
+            request_rate_per_s=args.request_rate,
             ttft_limit_s=None if args.ttft_ms is None else args.ttft_ms * 1e-3,
             tpot_limit_s=None if args.tpot_ms is None else args.tpot_ms * 1e-3,
             kv_dtype=args.kv_dtype,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _TIMES_MORE, _SMALL = 16, 64
 """The hint looks at up to so many times the nodes given, and at least at so many nodes."""
 _LOOKED_AT = 200
-"""Plans without the latency limits among which the nearest to them is picked."""
+"""Plans without the limits of latency and rate among which the nearest to them is picked."""
 
 
 @frozen
@@ -28,18 +28,23 @@ class Shortfall:
     gpus: int | None = None
     """The fewest GPUs inside one node, where fewer than a node were given."""
     too_slow: Plan | None = None
-    """The plan that fits and comes nearest to the latency limits."""
+    """The plan that fits and comes nearest to the limits of latency and rate."""
 
 
 def look_further(question: Question, progress: Any) -> Shortfall:
-    """Without the latency limits, with more GPUs of the node, with more nodes: the first that explains the failure."""
-    if (slow := _nearest_to_limits(question)) is not None:
+    """Without the limits, with more GPUs of the node, with more nodes: the first that explains the failure.
+
+    More nodes do not shorten a latency that nothing reaches, but they do raise the rate of requests.
+    """
+    slow = _nearest_to_limits(question)
+    if slow is not None and (question.args.request_rate is None or question.args.ttft_ms or question.args.tpot_ms):
         return Shortfall(too_slow=slow)
     if (gpus := _within_a_node(question)) is not None:
-        return Shortfall(gpus=gpus)
+        return Shortfall(gpus=gpus, too_slow=slow)
     have = question.cluster.n_nodes
     progress.say("looking for more nodes that would do")
-    return Shortfall(nodes=fewest_nodes(question, progress, least=have + 1, most=max(_SMALL, _TIMES_MORE * have)))
+    nodes = fewest_nodes(question, progress, least=have + 1, most=max(_SMALL, _TIMES_MORE * have))
+    return Shortfall(nodes=nodes, too_slow=slow)
 
 
 def fewest_nodes(
@@ -71,14 +76,17 @@ def _nearest_to_limits(question: Question) -> Plan | None:
     if problem.mode == "training":
         return None
     work = problem.inference
-    limits = [(name, limit) for name, limit in (("ttft_s", work.ttft_limit_s), ("tpot_s", work.tpot_limit_s)) if limit]
-    if not limits:
+    latencies = [(name, limit) for name, limit in (("ttft_s", work.ttft_limit_s), ("tpot_s", work.tpot_limit_s)) if limit]
+    if not latencies and not work.request_rate_per_s:
         return None
-    relaxed = problem.with_workload(evolve(work, ttft_limit_s=None, tpot_limit_s=None, goal="latency"))
-    result = search(relaxed, planner=question.args.planner or "grid", top=_LOOKED_AT, host=question.host)
+    free = evolve(work, ttft_limit_s=None, tpot_limit_s=None, request_rate_per_s=None)
+    free = evolve(free, goal="latency" if latencies else "throughput")
+    result = search(problem.with_workload(free), planner=question.args.planner, top=_LOOKED_AT, host=question.host)
 
     def excess(plan: Plan) -> float:
-        return max(float(getattr(plan.serving, name)) / limit for name, limit in limits)
+        assert plan.serving is not None, "a plan of serving holds its figures"
+        over = [float(getattr(plan.serving, name)) / limit for name, limit in latencies]
+        return max(*over, (work.request_rate_per_s or 0.0) / max(plan.serving.requests_per_s, 1e-30), 0.0)
 
     return min(result.plans, key=excess) if result.fitting else None
 

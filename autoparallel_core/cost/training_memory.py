@@ -69,15 +69,24 @@ def gradient_buffer_bytes(problem: Problem) -> float:
 def device_bytes(problem: Problem, memory: Mapping[str, Array]) -> tuple[Array, Array]:
     """What the device shows in use, and what it must have: (reserved, needed), [S].
 
-    Above the allocated bytes lie the context with its libraries and communicators, and blocks that the caching
-    allocator holds, which grow with the activations that come and go. Before it fails the allocator gives its cached
-    blocks back (PyTorch, CUDA semantics, memory management), so they do not decide whether a run fits.
+    Before it fails the allocator gives its cached blocks back (PyTorch, CUDA semantics, memory management), so they do not
+    decide whether a run fits.
+    """
+    above, capacity = overheads(problem, memory), problem.cluster.gpu.memory_bytes
+    needed = reduce(np.add, memory.values()) + above["context"]
+    reserved = needed + above["allocator_slack"]
+    return np.where(needed <= capacity, np.minimum(reserved, capacity), reserved), needed
+
+
+def overheads(problem: Problem, memory: Mapping[str, Array]) -> dict[str, Array]:
+    """What lies above the allocated bytes, of any shape: the context with its libraries and communicators, and blocks that
+    the caching allocator would hold if there were room, which grow with the activations that come and go.
     """
     c, gpu = problem.constant, problem.cluster.gpu
-    needed = reduce(np.add, memory.values()) + gpu.training.get("context_bytes", c("memory_context_bytes"))
-    passing = sum((memory[k] for k in PASSING if k in memory), np.zeros(len(needed)))
-    reserved = needed + passing * c("memory_allocator_slack")
-    return np.where(needed <= gpu.memory_bytes, np.minimum(reserved, gpu.memory_bytes), reserved), needed
+    shape = np.shape(next(iter(memory.values())))
+    passing = sum((memory[k] for k in PASSING if k in memory), np.zeros(shape))
+    context = np.full(shape, gpu.training.get("context_bytes", c("memory_context_bytes")))
+    return {"context": context, "allocator_slack": passing * c("memory_allocator_slack")}
 
 
 def _largest_layer(stages: Stages, of_row: NDArray[np.int64]) -> Array:

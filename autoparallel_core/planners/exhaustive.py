@@ -84,7 +84,6 @@ def grid_search(
         nearest_miss=with_reasons(problem, miss)[0] if miss else None,
         planner=NAME,
         elapsed_s=time.perf_counter() - started,
-        assumptions=_assumptions(problem, plans),
         blame=dict(best.blame),
     )
 
@@ -187,12 +186,3 @@ def _plans(problem: Problem, batch: StrategyBatch, host: Host | None, price: Eva
         return []
     e = price(problem, batch, host)
     return [plan_at(problem, e, i) for i in range(len(batch))]
-
-
-def _assumptions(problem: Problem, plans: list[Plan]) -> tuple[str, ...]:
-    if problem.mode == "training" or not plans:
-        return ()
-    n, used = problem.cluster.n_gpus, plans[0].strategy.world
-    if used == n:
-        return ()
-    return (f"the best layout uses {used} of the {n} GPUs; {n - used} stay idle and count in its throughput per GPU",)

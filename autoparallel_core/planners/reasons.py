@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from attrs import evolve
 
+from autoparallel_core.problem import unknown_version
 from autoparallel_core.search.rank import TIE
 from autoparallel_core.search.result import Plan
 from autoparallel_core.spec.problem import Problem
@@ -13,8 +14,22 @@ from autoparallel_core.spec.problem import Problem
 WORK = frozenset({"gemm", "expert_gemm", "attention", "scan", "elementwise", "cast", "embedding", "loss"})
 """Causes that every strategy pays for; all others are the price of a strategy (exposed communication, bubble, …)."""
 
+ONCE_PER_STEP = ("bubble", "dp_comm", "optimizer")
+"""Causes that more micro-batches per step would spread over more tokens."""
+ENOUGH = 4
+"""Micro-batches per pipeline stage from which a batch is no longer small."""
+WORTH_NAMING = 0.02
+MUCH, SOME = 0.25, 0.1
+"""Shares of the step: a bubble above the first is a small batch; so are few micro-batches with such causes above the second."""
+
 _TITLES = {
+    "all_reduce": "all-reduce",
+    "all_to_all": "the exchange of tokens between experts",
     "bubble": "the pipeline bubble",
+    "head": "the output layer",
+    "layer": "layer overhead",
+    "pipeline": "waiting for pipeline stages",
+    "prefill_interference": "prefills in between",
     "cp_comm": "context-parallel exchange",
     "dp_comm": "gradient and parameter synchronisation",
     "ep_comm": "the exchange of tokens between experts",
@@ -29,7 +44,10 @@ _TITLES = {
     "expert_gemm": "expert matrix products",
     "elementwise": "element-wise passes",
 }
-_MEMORY_TITLES = {"optimizer": "optimizer state", "gathered": "gathered layers", "transient": "transient buffers"}
+_MEMORY_TITLES = {
+    "gathered": "gathered layers", "kv_cache": "KV cache", "non_torch": "memory outside of PyTorch",
+    "optimizer": "optimizer state", "transient": "transient buffers",
+}  # fmt: skip
 
 
 def with_reasons(problem: Problem, plans: Sequence[Plan]) -> list[Plan]:
@@ -74,17 +92,51 @@ def memory(problem: Problem, plan: Plan) -> str:
     m = plan.memory
     stage = m.deciding
     parts = sorted(((b, c) for c, b in stage.bytes.items()), reverse=True)
-    most = " and ".join(f"{_MEMORY_TITLES.get(c, c.replace('_', ' '))} ({_gb(b)})" for b, c in parts[:2])
+    most = " and ".join(f"{_memory_title(c)} ({_gb(b)})" for b, c in parts[:2])
     where = f" on stage {stage.stage}" if len(m.stages) > 1 or plan.strategy.pp > 1 else ""
     host = ""
     offered = problem.cluster.host_memory_bytes_per_node
     if m.host_bytes_per_node > offered:
         host = f"; the host needs {_gb(m.host_bytes_per_node)} of {_gb(offered)} per node"
+    if plan.serving is not None and plan.verdict != "does not fit":  # the cache takes what the engine grants it
+        return f"memory{where} is held by {most} of {_gb(m.capacity_bytes)}"
     if m.margin_bytes >= 0:
         return f"memory{where} is held by {most}; {_gb(m.margin_bytes)} of {_gb(m.capacity_bytes)} stay free{host}"
     return (
         f"memory{where} needs {_gb(m.reserved_bytes)} of {_gb(m.capacity_bytes)}, {_gb(-m.margin_bytes)} too much: {most}{host}"
     )
+
+
+def notes(problem: Problem, plan: Plan) -> list[str]:
+    """What to know about a plan before running it: a version nobody looked at, idle GPUs, a batch too small for the cluster."""
+    version = unknown_version(problem.engine, problem.engine_version)
+    return [note for note in (version, idle(problem, plan), small_batch(plan)) if note]
+
+
+def idle(problem: Problem, plan: Plan) -> str:
+    """Which GPUs of the cluster a plan leaves out; nothing when it takes all."""
+    n, used = problem.cluster.n_gpus, plan.strategy.world
+    if used >= n:
+        return ""
+    return f"{n - used:,} of the {n:,} GPUs stay idle, and figures per GPU count them"
+
+
+def small_batch(plan: Plan) -> str:
+    """That a larger batch would be faster, where what every step pays once is much of the step; else nothing."""
+    f, total = plan.training, plan.cost.total_s
+    if f is None or total <= 0:
+        return ""
+    s, m = plan.strategy, f.micro_batches
+    causes = [*ONCE_PER_STEP, *(("tp_comm", "cp_comm") if m * s.mbs == 1 else ())]
+    shares = {c: plan.cost.seconds.get(c, 0.0) / total for c in causes}
+    few = m < ENOUGH * s.pp
+    if shares["bubble"] <= MUCH and not (few and sum(shares.values()) > SOME):
+        return ""
+    where = f" on {s.pp} pipeline stages" if s.pp > 1 else " per GPU"
+    main = sorted(((v, c) for c, v in shares.items() if v >= WORTH_NAMING), reverse=True)
+    named = " and ".join(f"{title(c)} ({v:.1%} of the step)" for v, c in main[:2])
+    more = f"{ENOUGH * s.pp * s.mbs * s.dp:,} sequences per step" if few else "more sequences per step"
+    return f"the batch is small for this cluster: {m:,} micro-batch{'es' * (m > 1)}{where}; {more} would spread {named}"
 
 
 def _tighter(plan: Plan, after: Plan) -> bool:
@@ -113,6 +165,11 @@ def speed(problem: Problem, plan: Plan) -> float:
     return plan.throughput
 
 
+def _memory_title(cause: str) -> str:
+    part = cause.rsplit(": ", 1)[-1]  # "activation: expert workspaces"
+    return _MEMORY_TITLES.get(part, part.replace("_", " "))
+
+
 def title(cause: str) -> str:
     """A cause in words."""
     return _TITLES.get(cause, cause.replace("_", " "))
@@ -126,7 +183,7 @@ def _largest_increase(plan: Plan, after: Plan) -> tuple[float, str]:
 
 
 def _seconds(s: float) -> str:
-    return f"{s:.3g} s" if s >= 1 else f"{s * 1e3:.3g} ms"
+    return f"{s:.3g} s" if s >= 1 else f"{s * 1e3:.3g} ms" if s >= 1e-3 else f"{s * 1e6:.3g} µs"
 
 
 def _gb(n_bytes: float) -> str:

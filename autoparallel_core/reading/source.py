@@ -77,7 +77,7 @@ def from_catalogue(name: str, catalogue: Mapping[str, Mapping[str, Any]]) -> tup
     if short:
         raise UnknownPlugin(f"model '{name}' is ambiguous: {', '.join(sorted(short))}")
     tails = {k.rsplit("/", 1)[-1].casefold(): k for k in catalogue}
-    near = difflib.get_close_matches(wanted.rsplit("/", 1)[-1], tails, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(wanted.rsplit("/", 1)[-1], tails, n=3, cutoff=0.6)
     hint = f"; did you mean {', '.join(tails[n] for n in near)}?" if near else ""
     raise UnknownPlugin(f"unknown model '{name}': neither a file nor one of the {len(catalogue)} models of the catalogue{hint}")
 

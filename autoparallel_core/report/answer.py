@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from autoparallel_core.planners.reasons import speed
+from autoparallel_core.planners.reasons import notes, speed
 from autoparallel_core.report import format as fmt
 from autoparallel_core.report.causes import words
 from autoparallel_core.report.console import bullets, heading, put
@@ -23,12 +23,16 @@ from autoparallel_core.spec.problem import Problem
 _REASONED = 3
 """Strategies whose reasons are printed."""
 _RULES_SHOWN = 8
+_WORTH_SAYING = 0.005
+"""Share of the time or memory below which a plugin's cause is not mentioned."""
 
 
 def columns_of(problem: Problem, plans: Sequence[Plan], *, ranked: bool = True) -> list[Column]:
     """The record columns of the problem's mode."""
     return (
-        training_columns(problem, plans, ranked=ranked) if problem.mode == "training" else serving_columns(plans, ranked=ranked)
+        training_columns(problem, plans, ranked=ranked)
+        if problem.mode == "training"
+        else serving_columns(problem, plans, ranked=ranked)
     )
 
 
@@ -58,12 +62,13 @@ def assumptions_of(result: SearchResult) -> tuple[str, ...]:
 
 
 def engine_changes(blame: Mapping[str, str], plan: Plan) -> list[str]:
-    """Causes of time and memory that plugins added or corrected, with what they come to in a plan; zeros are left out."""
+    """Causes of time and memory that plugins added or corrected, with what they come to in a plan, where that is worth saying."""
     out = []
     for cause, plugin in blame.items():
-        if seconds := plan.cost.seconds.get(cause):
+        seconds, amount = plan.cost.seconds.get(cause, 0.0), plan.memory.deciding.bytes.get(cause, 0.0)
+        if abs(seconds) >= _WORTH_SAYING * plan.cost.total_s > 0:
             out.append(f"{words(cause)}: {fmt.seconds(seconds)} in #1 after what plugin {plugin} says")
-        if amount := plan.memory.deciding.bytes.get(cause):
+        if abs(amount) >= _WORTH_SAYING * plan.memory.allocated_bytes > 0:
             out.append(f"{words(cause)}: {fmt.memory(amount)} in #1 after what plugin {plugin} says")
     return out
 
@@ -79,8 +84,9 @@ def print_answer(
     """Print everything about a result that has fitting strategies."""
     problem = result.problem
     extra = [("Search", search_line(result))] + ([("Nodes", min_nodes)] if min_nodes else [])
-    print_header(console, problem, parameters, assumptions=assumptions_of(result), extra=extra)
     plans = [p for p in result.plans if p.verdict != "does not fit"]
+    about = notes(problem, plans[0])
+    print_header(console, problem, parameters, assumptions=assumptions_of(result), extra=extra, notes=about, plans=plans)
     heading(console, _title(problem, len(plans)))
     print_bands(console, columns_of(problem, plans))
     heading(console, "Why these")
@@ -108,21 +114,26 @@ def _title(problem: Problem, n: int) -> str:
     }["training" if problem.mode == "training" else problem.inference.goal]
     if n < 2:
         return f"Best by {what}"
-    return f"Best {n} by {what} (within {TIE:.0%} is a tie: room in memory first, then the plainer)"
+    return f"Best {n} by {what} (≈ within {TIE:.0%} of the row above; of such, room in memory first, then the plainer)"
 
 
 def _lead(problem: Problem, plans: Sequence[Plan], i: int) -> str:
     """How far a plan is ahead of the next one, or behind the first, by what is ranked."""
+    if len(plans) < 2:
+        return ""
     first, here = speed(problem, plans[0]), speed(problem, plans[i])
-    if i:
-        return f" · {fmt.change(here / first)} against #1"
-    return f" · {fmt.change(first / speed(problem, plans[1]))} over #2" if len(plans) > 1 else ""
+    ratio = here / first if i else first / speed(problem, plans[1])
+    if fmt.change(ratio).startswith("±"):
+        return f" · as fast as #{1 if i else 2}"
+    return f" · {fmt.change(ratio)} {'against #1' if i else 'over #2'}"
 
 
 def print_nothing_fits(console: Console, result: SearchResult, parameters: Mapping[str, Any], missing: Sequence[str]) -> None:
     """Print what was asked, the legal strategy that misses by least, and what it would take."""
     problem = result.problem
-    print_header(console, problem, parameters, assumptions=assumptions_of(result), extra=[("Search", search_line(result))])
+    miss = [result.nearest_miss] if result.nearest_miss else []
+    extra = [("Search", search_line(result))]
+    print_header(console, problem, parameters, assumptions=assumptions_of(result), extra=extra, plans=miss)
     heading(console, "Nothing fits")
     bullets(console, missing)
     if result.nearest_miss:

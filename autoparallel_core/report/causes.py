@@ -1,25 +1,32 @@
-"""Causes of time and memory in words, as tables and sentences print them."""
+"""Causes of time and memory in words, as tables and sentences print them. docs/reference/cli.md says what each is."""
 
 from __future__ import annotations
 
 _WORDS = {
+    "all_reduce": "all-reduce",
+    "all_to_all": "all-to-all",
+    "bubble": "pipeline bubble",
+    "cast": "casts",
     "cp_comm": "CP exchange",
+    "cuda_graph": "CUDA graphs",
     "dp_comm": "DP sync",
+    "draft": "drafts",
+    "elementwise": "element-wise",
     "ep_comm": "EP exchange",
     "expert_gemm": "expert GEMM",
     "fsdp_comm": "FSDP gather",
+    "gathered": "gathered layers",
     "gemm": "GEMM",
-    "all_reduce": "all-reduce",
-    "all_to_all": "all-to-all",
-    "cuda_graph": "CUDA graphs",
-    "layer": "layer overhead",
-    "non_torch": "non-torch",
-    "prefill_interference": "prefill interference",
-    "bubble": "pipeline bubble",
+    "head": "output layer",
     "host": "host wait",
     "kv_cache": "KV cache",
+    "layer": "layer overhead",
+    "missing_cache": "missing KV cache",
+    "non_torch": "non-torch",
+    "pipeline": "stage wait",
     "pp_comm": "PP sends",
     "pp_p2p": "PP sends",
+    "step": "step activations",
     "straggler": "stragglers",
     "tp_comm": "TP collectives",
 }

@@ -84,7 +84,16 @@ def memory_document(memory: MemoryBreakdown) -> dict[str, Any]:
         "host_bytes_per_node": memory.host_bytes_per_node,
         "deciding_stage": memory.deciding.stage,
         "stages": [
-            {"stage": s.stage, "layers": s.layers, "total_bytes": s.total_bytes, "bytes": dict(s.bytes)} for s in memory.stages
+            {
+                "stage": s.stage,
+                "layers": s.layers,
+                "total_bytes": s.total_bytes,
+                "bytes": dict(s.bytes),
+                "peak_bytes": s.peak_bytes,
+                "overhead_bytes": dict(s.overhead),
+                "squeezed_bytes": s.squeezed_bytes,
+            }
+            for s in memory.stages
         ],
     }
 
@@ -141,6 +150,8 @@ def result_document(
     missing: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The answer to one search."""
+    from autoparallel_core.planners.reasons import notes
+
     fitting = [p for p in result.plans if p.verdict != "does not fit"]
     return envelope(
         "advise",
@@ -148,6 +159,7 @@ def result_document(
             "status": "ok" if fitting else "nothing fits",
             **problem_document(result.problem, model),
             "assumptions": list(dict.fromkeys((*result.problem.assumptions, *result.assumptions))),
+            "notes": notes(result.problem, fitting[0]) if fitting else [],
             "search": {
                 "planner": result.planner,
                 "enumerated": result.enumerated,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from autoparallel_core.planners.reasons import notes
 from autoparallel_core.report import format as fmt
 from autoparallel_core.report.answer import columns_of
 from autoparallel_core.report.bars import bar, legend, part_styles, stacked
@@ -16,9 +17,10 @@ from autoparallel_core.report.console import bullets, heading, put
 from autoparallel_core.report.document import constant_document, envelope, plan_document, problem_document
 from autoparallel_core.report.header import print_header
 from autoparallel_core.report.layout import Column, print_bands, print_figures, print_records
+from autoparallel_core.report.shares import SMALL_BYTES, folded, memory_cells
 from autoparallel_core.report.training import titled
 from autoparallel_core.search.neighbours import Neighbour
-from autoparallel_core.search.result import Plan
+from autoparallel_core.search.result import Plan, StageMemory
 from autoparallel_core.spec.cluster import Gpu
 from autoparallel_core.spec.problem import Constant, Problem
 
@@ -38,9 +40,11 @@ def print_explanation(
     *,
     extra: Sequence[tuple[str, str]] = (),
     sources: Sequence[tuple[str, str, str, str]] = (),
+    time_sources: Mapping[str, float] | None = None,
 ) -> None:
-    """Print the whole explanation; ``sources`` are rows of :func:`source_rows`."""
-    print_header(console, problem, parameters, assumptions=problem.assumptions, extra=extra)
+    """Print the whole explanation; ``sources`` are rows of :func:`source_rows`, ``time_sources`` seconds by origin."""
+    about = notes(problem, plan)
+    print_header(console, problem, parameters, assumptions=problem.assumptions, extra=extra, notes=about, plans=[plan])
     heading(console, plan.notation)
     print_figures(console, columns_of(problem, [plan], ranked=False)[1:])
     bullets(console, (*plan.reasons, *(plan.serving.notes if plan.serving else ())), indent=2)
@@ -50,7 +54,7 @@ def print_explanation(
     bullets(console, limits(problem, plan))
     _print_changes(console, plan, changes)
     if sources:
-        _print_sources(console, sources)
+        _print_sources(console, sources, time_sources or {})
 
 
 def _print_time(console: Console, problem: Problem, plan: Plan) -> None:
@@ -74,42 +78,48 @@ def _print_time(console: Console, problem: Problem, plan: Plan) -> None:
 def _print_memory(console: Console, plan: Plan) -> None:
     memory = plan.memory
     heading(console, f"Memory by pipeline stage, in GB (each GPU has {fmt.memory(memory.capacity_bytes)})")
-    parts = list(dict.fromkeys(k for s in memory.stages for k, v in s.bytes.items() if v))
+    parts, amounts = folded([s.parts for s in memory.stages])
     styles = part_styles(parts)
     label_width = max(len(f"stage {s.stage}") for s in memory.stages)
-    amount_width = max(len(fmt.gigabytes(s.total_bytes)) for s in memory.stages)
-    largest = max(*(s.total_bytes for s in memory.stages), memory.capacity_bytes)
+    amount_width = max(len(fmt.tenths(s.peak_bytes)) for s in memory.stages)
+    largest = max(*(s.peak_bytes for s in memory.stages), memory.capacity_bytes)
     room = max(10, int((console.width - label_width - amount_width - 6) * memory.capacity_bytes / largest))
-    for s in memory.stages:
-        line = Text(f"{f'stage {s.stage}':<{label_width}}  {fmt.gigabytes(s.total_bytes):>{amount_width}}  ")
-        console.print(line + stacked(s.bytes, memory.capacity_bytes, room, styles), soft_wrap=True)
+    for s, row in zip(memory.stages, amounts, strict=True):
+        line = Text(f"{f'stage {s.stage}':<{label_width}}  {fmt.tenths(s.peak_bytes):>{amount_width}}  ")
+        console.print(line + stacked(row, memory.capacity_bytes, room, styles), soft_wrap=True)
     put(console, legend(styles, {p: words(p) for p in parts}))
     console.print()
+    causes, cells = memory_cells([s.parts for s in memory.stages], [s.peak_bytes for s in memory.stages])
     columns = [
         Column("stage", [str(s.stage) for s in memory.stages]),
         Column("layers", [str(s.layers) for s in memory.stages]),
-        Column("sum", [fmt.gigabytes(s.total_bytes) for s in memory.stages], words="sum {} GB"),
+        Column("peak", [fmt.tenths(s.peak_bytes) for s in memory.stages], words="peak {} GB"),
     ]
     columns += [
-        Column(
-            titled(part, unit=""),
-            [fmt.gigabytes(s.bytes.get(part, 0.0)) for s in memory.stages],
-            words=f"{words(part)} {{}}",
-        )
-        for part in parts
+        Column(titled(cause, unit=""), [row[i] for row in cells], words=f"{words(cause)} {{}}") for i, cause in enumerate(causes)
     ]
     print_bands(console, columns)
+    d = memory.deciding
     if plan.serving is None:
         put(
             console,
-            f"Stage {memory.deciding.stage} decides: {fmt.memory(memory.allocated_bytes)} allocated, "
-            f"{fmt.memory(memory.reserved_bytes)} with allocator slack, context and communicators; "
-            f"{fmt.signed_memory(memory.margin_bytes)} to the limit.",
+            f"Stage {d.stage} decides: {fmt.memory(memory.allocated_bytes)} allocated, {fmt.memory(memory.reserved_bytes)} with "
+            f"the allocator's slack, context and communicators; {fmt.signed_memory(memory.margin_bytes)} to the limit.",
         )
+    if d.squeezed_bytes >= SMALL_BYTES:
+        put(console, squeezed(d))
     if len(memory.stages) < plan.strategy.pp:
         put(console, "Stages with the same layers are shown once, by the earliest: it holds the most micro-batches in flight.")
     if memory.host_bytes_per_node:
         put(console, f"Host memory: {fmt.memory(memory.host_bytes_per_node)} per node.")
+
+
+def squeezed(stage: StageMemory) -> str:
+    """What the allocator would hold beyond the device, and why that does not matter."""
+    return (
+        f"With more memory the allocator would cache another {fmt.memory(stage.squeezed_bytes)}; the GPU has no room for them, "
+        "and blocks that are only cached are given back before an allocation fails."
+    )
 
 
 def limits(problem: Problem, plan: Plan) -> list[str]:
@@ -158,9 +168,9 @@ def change_sentence(change: Neighbour, total_s: float) -> str:
     """``tp 8→4, dp 2→4: −6.0%: less exposed tp (−0.81 s), more bubble (+0.20 s); +9.1 GB, fits``."""
     moved = sorted(change.seconds_change.items(), key=lambda kv: -abs(kv[1]))
     worth = [(k, v) for k, v in moved if abs(v) >= _WORTH_SAYING * total_s][:3]
-    causes = ", ".join(
-        f"{'more' if v > 0 else 'less'} {words(k)} ({'+' if v > 0 else '−'}{fmt.seconds(abs(v))})" for k, v in worth
-    )
+    causes = ", ".join(_moved(k, v) for k, v in worth)
+    if change.slowest:
+        causes = f"another stage becomes the slowest, {change.slowest}{': ' if causes else ''}{causes}"
     text = f"{change.change}:"
     if change.fits or change.throughput_ratio > _NO_RATE:
         text += f" {fmt.change(change.throughput_ratio)} tokens/s{': ' if causes else ''}{causes};"
@@ -171,6 +181,11 @@ def change_sentence(change: Neighbour, total_s: float) -> str:
         if amount > 0
     ]
     return text + (", fits" if change.fits else f", does not fit{': ' if over else ''}{' and '.join(over)}")
+
+
+def _moved(cause: str, seconds: float) -> str:
+    amount = f"{'+' if seconds > 0 else '−'}{fmt.seconds(abs(seconds))}"
+    return f"its work {amount}" if cause == "slowest_stage" else f"{'more' if seconds > 0 else 'less'} {words(cause)} ({amount})"
 
 
 def _print_changes(console: Console, plan: Plan, changes: Sequence[Neighbour]) -> None:
@@ -197,26 +212,44 @@ def _said(change: Neighbour, plan: Plan) -> str:
     return change_sentence(change, plan.cost.total_s)
 
 
-def constants_of(problem: Problem) -> dict[str, Constant]:
-    """The constants that can matter to the problem's mode: serving ones do not to training."""
-    training = problem.mode == "training"
-    return {name: c for name, c in problem.constants.items() if not (training and name.startswith("serving_"))}
+def constants_of(problem: Problem, names: Collection[str] | None = None) -> dict[str, Constant]:
+    """The constants of these names; None: all that can matter to the problem's mode."""
+    if names is not None:
+        return {name: c for name, c in problem.constants.items() if name in names}
+    serving = problem.mode == "inference"
+    return {name: c for name, c in problem.constants.items() if serving or not name.startswith("serving_")}
 
 
-def source_rows(problem: Problem) -> list[tuple[str, str, str, str]]:
+def source_rows(problem: Problem, names: Collection[str] | None = None) -> list[tuple[str, str, str, str]]:
     """Every number behind the answer as (name, value, origin, source), constants first, then the GPU's figures."""
-    rows = [(n, f"{c.value:g}", c.origin, f"{c.meaning} ({c.source})") for n, c in sorted(constants_of(problem).items())]
-    return rows + gpu_source_rows(problem.cluster.gpu) + [
-        (f"tier {t.name}", fmt.bandwidth(t.bytes_per_s), "preset", t.source) for t in problem.cluster.tiers
+    rows = [(n, f"{c.value:g}", c.origin, f"{c.meaning} ({c.source})") for n, c in sorted(constants_of(problem, names).items())]
+    return rows + gpu_source_rows(problem) + [
+        (f"tier {t.name}", fmt.bandwidth(t.bytes_per_s), origin_of(t.source), t.source) for t in problem.cluster.tiers
     ]  # fmt: skip
 
 
-def gpu_source_rows(gpu: Gpu) -> list[tuple[str, str, str, str]]:
-    """The GPU's figures with where each comes from."""
-    rows = [(f"{gpu.name} {name}", _figure(gpu, name), "preset", source) for name, source in gpu.sources.items()]
+def origin_of(source: str) -> str:
+    """What a figure's source says it is: ``assumed``, ``fitted`` or ``measured`` where it begins so, else ``stated``."""
+    first = source.split(" ", 1)[0].rstrip(":,").casefold()
+    return first if first in {"assumed", "fitted", "measured"} else "stated"
+
+
+def gpu_source_rows(problem: Problem) -> list[tuple[str, str, str, str]]:
+    """The GPU's figures that matter to the mode, with where each comes from."""
+    gpu, training = problem.cluster.gpu, problem.mode == "training"
+    other = "serving." if training else "training."
+    rows = [(f"{gpu.name} {n}", _figure(gpu, n), origin_of(source), source) for n, source in gpu.sources.items()
+            if not n.startswith(other)]  # fmt: skip
+    if training:  # kernels and collectives are in the constants under "training."
+        return rows
     for kind in ("gemm", "expert_gemm", "attention"):
         rows += [
-            (f"{gpu.name} {kind} {name}", f"{e.compute:.3g} compute, {e.memory:.3g} memory", e.origin, e.source)
+            (
+                f"{gpu.name} {kind} {name}",
+                f"{e.compute:.3g} compute, {e.memory:.3g} memory",
+                e.origin if e.origin != "preset" else origin_of(e.source),
+                e.source,
+            )
             for name, e in getattr(gpu, kind).items()
         ]
     for kind, curves in gpu.collectives.items():
@@ -224,7 +257,7 @@ def gpu_source_rows(gpu: Gpu) -> list[tuple[str, str, str, str]]:
             (
                 f"{gpu.name} {kind} over {c.ranks}",
                 f"{fmt.bandwidth(c.bus_bytes_per_s)}, {fmt.seconds(c.latency_s)}",
-                c.origin,
+                c.origin if c.origin != "preset" else origin_of(c.source),
                 c.source,
             )
             for c in curves
@@ -240,8 +273,12 @@ def _figure(gpu: Gpu, name: str) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value if value is not None else "")
 
 
-def _print_sources(console: Console, rows: Sequence[tuple[str, str, str, str]]) -> None:
+def _print_sources(console: Console, rows: Sequence[tuple[str, str, str, str]], time_sources: Mapping[str, float]) -> None:
     heading(console, "Where the numbers come from")
+    if total := sum(time_sources.values()):
+        parts = sorted(time_sources.items(), key=lambda kv: -kv[1])
+        shares = ", ".join(f"{fmt.percent(s / total)} {o} ({fmt.seconds(s)})" for o, s in parts)
+        put(console, f"Of the time, by the leading figure behind it: {shares}")
     counts: dict[str, int] = {}
     for _, _, origin, _ in rows:
         counts[origin] = counts.get(origin, 0) + 1
@@ -251,15 +288,23 @@ def _print_sources(console: Console, rows: Sequence[tuple[str, str, str, str]]) 
 
 
 def explanation_document(
-    problem: Problem, model: Mapping[str, Any], plan: Plan, changes: Sequence[Neighbour], *, sources: bool
+    problem: Problem,
+    model: Mapping[str, Any],
+    plan: Plan,
+    changes: Sequence[Neighbour],
+    *,
+    sources: bool,
+    constants: Collection[str] | None = None,
+    time_sources: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """The explanation as JSON."""
+    """The explanation as JSON; ``constants`` names those listed among the sources, ``time_sources`` holds seconds by origin."""
     return envelope(
         "explain",
         {
             "status": "ok" if plan.verdict != "does not fit" else "does not fit",
             **problem_document(problem, model),
             "assumptions": list(problem.assumptions),
+            "notes": notes(problem, plan),
             "plan": plan_document(plan),
             "limits": limits(problem, plan),
             "changes": [
@@ -268,6 +313,7 @@ def explanation_document(
                     "strategy": str(c.strategy),
                     "throughput_ratio": c.throughput_ratio,
                     "seconds_change_s": dict(c.seconds_change),
+                    "slowest_stage": c.slowest or None,
                     "memory_change_bytes": c.memory_change_bytes,
                     "fits": c.fits,
                     "shortfall_bytes": c.shortfall_bytes,
@@ -276,8 +322,9 @@ def explanation_document(
                 for c in changes
             ],
             "sources": {
-                "constants": {name: constant_document(c) for name, c in constants_of(problem).items()},
-                "gpu": [{"name": n, "value": v, "origin": o, "source": s} for n, v, o, s in gpu_source_rows(problem.cluster.gpu)],
+                "time_s": dict(time_sources or {}),
+                "constants": {name: constant_document(c) for name, c in constants_of(problem, constants).items()},
+                "gpu": [{"name": n, "value": v, "origin": o, "source": s} for n, v, o, s in gpu_source_rows(problem)],
             }
             if sources
             else None,

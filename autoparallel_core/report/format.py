@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+_HOURS_FROM_S = 1e4
+"""From here on a time reads better in hours."""
+
+
+def plural(n: float, noun: str, many: str = "") -> str:
+    """``1 request``, ``1,204 requests``."""
+    return f"{count(n)} {noun if n == 1 else many or noun + 's'}"
+
 
 def gigabytes(n_bytes: float) -> str:
     """``61.2``: gigabytes with the digits that matter."""
     gb = n_bytes / 1e9
     return f"{gb:,.1f}" if abs(gb) >= 0.05 or gb == 0 else f"{gb:.2g}"
+
+
+def tenths(n_bytes: float) -> str:
+    """``61.2``, ``0.0``, ``−3.8``: gigabytes to one decimal, for columns."""
+    text = f"{n_bytes / 1e9:,.1f}"
+    return "0.0" if text == "-0.0" else text.replace("-", "−")
 
 
 def memory(n_bytes: float) -> str:
@@ -20,7 +34,9 @@ def memory(n_bytes: float) -> str:
 
 
 def seconds(s: float) -> str:
-    """``5.05 s``, ``812 ms``, ``12.3 µs``, with three significant digits."""
+    """``5.05 s``, ``812 ms``, ``12.3 µs``, ``26.4 h``, with three significant digits."""
+    if abs(s) >= _HOURS_FROM_S:
+        return f"{significant(s / 3600)} h"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if abs(s) >= scale * 0.9995:
             return f"{significant(s / scale)} {unit}"
@@ -63,8 +79,9 @@ def percent(fraction: float) -> str:
 
 
 def change(ratio: float) -> str:
-    """``+4.2%`` for 1.042: a signed change."""
-    return f"{100 * (ratio - 1):+.1f}%".replace("-", "−")
+    """``+4.2%`` for 1.042: a signed change; ``±0.0%`` where it rounds to nothing."""
+    text = f"{100 * (ratio - 1):+.1f}%"
+    return "±0.0%" if text[1:] == "0.0%" else text.replace("-", "−")
 
 
 def signed_memory(n_bytes: float) -> str:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from autoparallel_core.report import format as fmt
 from autoparallel_core.report.console import bullets, labelled, put
+from autoparallel_core.search.result import Plan
 from autoparallel_core.spec.arch import ModelArch
 from autoparallel_core.spec.cluster import Cluster
 from autoparallel_core.spec.problem import Problem
@@ -35,10 +36,10 @@ def model_line(arch: ModelArch, parameters: Mapping[str, Any]) -> str:
     return f"{arch.name} · {size} · {shape}{mtp} layers, hidden {arch.hidden_size:,}, vocabulary {arch.vocab_size:,}"
 
 
-def cluster_line(cluster: Cluster) -> str:
-    """GPUs, nodes, memory and links in one sentence."""
+def cluster_line(cluster: Cluster, *, host_memory: bool = False) -> str:
+    """GPUs, nodes, memory and links in one sentence; the host's memory when it matters."""
     if cluster.kinds:
-        return f"{cluster.n_gpus:,} GPUs: " + "; ".join(cluster_line(k) for k in cluster.kinds)
+        return f"{cluster.n_gpus:,} GPUs: " + "; ".join(cluster_line(k, host_memory=host_memory) for k in cluster.kinds)
     gpu = cluster.gpu
     nodes = f"{cluster.n_nodes:,} node{'s' if cluster.n_nodes > 1 else ''} of {min(cluster.gpus_per_node, cluster.n_gpus)}"
     links = " · ".join(f"{t.name} {fmt.bandwidth(t.bytes_per_s)}" for t in cluster.tiers)
@@ -46,6 +47,8 @@ def cluster_line(cluster: Cluster) -> str:
     peak = f" · {fmt.flops(gpu.peak_flops[wide])} {wide}" if wide in gpu.peak_flops else ""
     text = f"{cluster.n_gpus:,} × {gpu.name} · {nodes} · {fmt.memory(gpu.memory_bytes)} each{peak}"
     text += f" · HBM {fmt.bandwidth(gpu.hbm_bytes_per_s)} · {links} per GPU and direction"
+    if host_memory:
+        text += f" · host memory {fmt.memory(cluster.host_memory_bytes_per_node)} per node"
     return text + (f" · given: {', '.join(cluster.overrides)}" if cluster.overrides else "")
 
 
@@ -85,6 +88,8 @@ def serving_line(workload: InferenceWorkload) -> str:
         parts.append(f"KV cache in {workload.kv_dtype}")
     if workload.memory_fraction:
         parts.append(f"memory fraction {workload.memory_fraction:g}")
+    if workload.request_rate_per_s:
+        parts.append(f"at least {fmt.significant(workload.request_rate_per_s)} requests/s")
     if workload.ttft_limit_s:
         parts.append(f"TTFT at most {fmt.seconds(workload.ttft_limit_s)}")
     if workload.tpot_limit_s:
@@ -101,9 +106,10 @@ def serving_line(workload: InferenceWorkload) -> str:
 def engine_line(problem: Problem) -> str:
     """Engine, version, what it is, and what its software overlaps."""
     what = problem.engine.summary.split(": ", 1)[0]
+    what = "" if what.casefold() == problem.engine.name.casefold() else what
     software = problem.software
     hidden = [name for name in ("dp", "tp", "ep", "p2p") if getattr(software, f"{name}_overlap")]
-    parts = [f"{problem.engine.name} {problem.engine_version}", what]
+    parts = [f"{problem.engine.name} {problem.engine_version}", *([what] if what else [])]
     if problem.mode == "training":
         parts += [f"{software.attention_kernel} attention", f"overlaps {', '.join(hidden)}" if hidden else "no overlap"]
     return " · ".join(parts)
@@ -116,24 +122,30 @@ def print_header(
     *,
     assumptions: Sequence[str] = (),
     extra: Sequence[tuple[str, str]] = (),
+    notes: Sequence[str] = (),
+    plans: Sequence[Plan] = (),
 ) -> None:
-    """Model, cluster, engine, workload, then what was assumed."""
+    """Model, cluster, engine, workload, what to know before all else (``notes``), then what was assumed.
+
+    ``plans`` are those shown below: where one keeps state in host memory, the cluster's is stated.
+    """
     from autoparallel_core.version import version
 
     put(console, f"autoparallel {version()} · {problem.mode}", style="bold")
     console.print()
     rows = [
         ("Model", model_line(problem.arch, parameters)),
-        ("Cluster", cluster_line(problem.cluster)),
+        ("Cluster", cluster_line(problem.cluster, host_memory=any(p.memory.host_bytes_per_node for p in plans))),
         ("Engine", engine_line(problem)),
         ("Workload", workload_line(problem.workload)),
         *extra,
+        *(("Note" if i == 0 else "", note) for i, note in enumerate(notes)),
     ]
-    notes = tuple(dict.fromkeys((*assumptions, *problem.arch.notes)))
-    short = [note for note in notes if len(note) <= _SHORT]
-    if notes:
+    assumed = tuple(a for a in dict.fromkeys((*assumptions, *problem.arch.notes)) if a not in notes)
+    short = [note for note in assumed if len(note) <= _SHORT]
+    if assumed:
         rows.append(("Assumed", " · ".join(short) or "as follows"))
     labelled(console, rows)
-    bullets(console, [note for note in notes if len(note) > _SHORT], indent=_INDENT)
+    bullets(console, [note for note in assumed if len(note) > _SHORT], indent=_INDENT)
     if unknown := problem.arch.unknown_fields:
         put(console, f"Config fields that were not understood: {', '.join(unknown)}", style="yellow")

@@ -9,8 +9,9 @@ from attrs import asdict
 
 from autoparallel_core.report import format as fmt
 from autoparallel_core.report.console import heading, labelled, make_console, put
-from autoparallel_core.report.document import constant_document, dumps, envelope
+from autoparallel_core.report.document import dumps, envelope
 from autoparallel_core.report.layout import Column, print_records
+from autoparallel_core.report.show import engine_document
 from autoparallel_core.spec.cluster import CollectiveCurve, Efficiency, Gpu
 from autoparallel_core.spec.problem import EngineSpec
 
@@ -44,24 +45,7 @@ def print_plugins(plugins: Sequence[PluginInfo]) -> None:
 
 
 def engines_document(engines: Mapping[str, EngineSpec], providers: Mapping[str, str]) -> dict[str, Any]:
-    return envelope(
-        "engines",
-        {
-            "engines": [
-                {
-                    "name": e.name,
-                    "modes": list(e.modes),
-                    "default_for": list(e.default_for),
-                    "default_version": e.default_version,
-                    "summary": e.summary,
-                    "plugin": providers[e.name],
-                    "software": asdict(e.software),
-                    "constants": {name: constant_document(c) for name, c in e.constants.items()},
-                }
-                for e in engines.values()
-            ]
-        },
-    )
+    return envelope("engines", {"engines": [engine_document(e, providers[e.name]) for e in engines.values()]})
 
 
 def print_engines(engines: Mapping[str, EngineSpec], providers: Mapping[str, str]) -> None:
@@ -139,7 +123,8 @@ def print_gpus(gpus: Mapping[str, Gpu]) -> None:
 
 
 def _efficiency(title: str, e: Efficiency) -> tuple[str, str]:
-    return title, f"{fmt.percent(e.compute)} of peak, {fmt.percent(e.memory)} of HBM bandwidth ({e.origin}: {e.source})"
+    source = e.source if e.source.startswith(e.origin) or e.origin == "preset" else f"{e.origin}: {e.source}"
+    return title, f"{fmt.percent(e.compute)} of peak, {fmt.percent(e.memory)} of HBM bandwidth ({source})"
 
 
 def _curve(c: CollectiveCurve) -> str:
@@ -175,13 +160,9 @@ def print_gpu(gpu: Gpu, plugin: str) -> None:
     if gpu.collectives:
         heading(console, "Collectives: bus bandwidth and latency")
         labelled(console, [(kind, "; ".join(map(_curve, curves))) for kind, curves in gpu.collectives.items()])
-    for title, constants in (("Training constants", gpu.training), ("Serving constants", gpu.serving)):
+    for kind, constants in (("training", gpu.training), ("serving", gpu.serving)):
         if constants:
-            heading(console, title)
-            labelled(
-                console,
-                [
-                    (name, f"{value:g}" + (f"  ({gpu.sources[name]})" if name in gpu.sources else ""))
-                    for name, value in constants.items()
-                ],
-            )
+            heading(console, f"{kind.capitalize()} constants")
+            sources = {name: gpu.sources.get(f"{kind}.{name}") or gpu.sources.get(kind) for name in constants}
+            rows = [(name, f"{value:g}" + (f"  ({sources[name]})" if sources[name] else "")) for name, value in constants.items()]
+            labelled(console, rows)

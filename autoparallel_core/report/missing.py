@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from autoparallel_core.report import format as fmt
+from autoparallel_core.spec.workload import InferenceWorkload
 
 if TYPE_CHECKING:
     from autoparallel_core.search.min_nodes import MinNodes
@@ -23,14 +24,14 @@ def what_is_missing(
         result: the search in which nothing fitted.
         found: the fewest nodes that do, when they were looked for.
         gpus: the fewest GPUs inside a node that do.
-        too_slow: the plan that fits and comes nearest to the latency limits.
+        too_slow: the plan that fits and comes nearest to the limits of latency and rate.
     """
-    if too_slow is not None:
-        return [_too_slow(result, too_slow)]
     out = []
     cluster = result.problem.cluster
     miss = result.nearest_miss
-    if miss is None:
+    if too_slow is not None:
+        out.append(_too_slow(result, too_slow))
+    elif miss is None:
         out.append(f"no strategy is legal on {cluster.n_gpus:,} GPUs; the rules below say why")
     else:
         memory = miss.memory
@@ -47,8 +48,16 @@ def what_is_missing(
                 f"host memory: {who} needs {fmt.memory(memory.host_bytes_per_node)} per node of "
                 f"{fmt.memory(cluster.host_memory_bytes_per_node)}, {fmt.memory(over)} too much"
             )
-        serving = miss.serving
-        asked = getattr(result.problem.workload, "concurrency", None)
+        serving, work = miss.serving, result.problem.workload
+        if serving is not None and isinstance(work, InferenceWorkload) and not out:
+            longest = max(work.context_tokens, work.max_model_len or 0)
+            if serving.kv_tokens_per_instance < longest * miss.strategy.attn_dp:
+                capacity, peak = fmt.memory(memory.capacity_bytes), fmt.memory(memory.reserved_bytes)
+                out.append(
+                    f"KV cache: what the engine's memory fraction leaves of {capacity} does not hold one request of "
+                    f"{longest:,} tokens; with it the nearest miss would take {peak}"
+                )
+        asked = getattr(work, "concurrency", None)
         if serving is not None and asked and serving.max_concurrency < asked:
             out.append(f"KV cache: room for {serving.max_concurrency:,} requests of the {asked:,} asked for")
     if gpus is not None:
@@ -66,6 +75,11 @@ def _too_slow(result: SearchResult, plan: Plan) -> str:
         for name, value, limit in (("TTFT", figures.ttft_s, work.ttft_limit_s), ("TPOT", figures.tpot_s, work.tpot_limit_s))
         if limit is not None and value > limit
     ]
+    rate = work.request_rate_per_s
+    if rate is not None and figures.requests_per_s < rate:
+        done = f"{fmt.significant(figures.requests_per_s)} requests/s where {fmt.significant(rate)} are asked for"
+        what = "latency and rate" if over else "rate"
+        return f"{what}: the nearest strategy that fits, {plan.notation}, has {' and '.join([*over, done])}"
     return f"latency: the nearest strategy that fits, {plan.notation}, has {' and '.join(over)}"
 
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
+from autoparallel_core.planners.reasons import speed
 from autoparallel_core.report import format as fmt
 from autoparallel_core.report.causes import words
 from autoparallel_core.report.layout import Column
+from autoparallel_core.report.shares import memory_cells
+from autoparallel_core.search.rank import TIE
 from autoparallel_core.search.result import Plan, TrainingFigures
 from autoparallel_core.spec.problem import Problem
-
-
-def memory_causes(plans: Sequence[Plan]) -> list[str]:
-    """Causes of memory on the deciding stages, in order of appearance, without those that are zero everywhere."""
-    seen: dict[str, float] = {}
-    for plan in plans:
-        for cause, amount in plan.memory.deciding.bytes.items():
-            seen[cause] = max(seen.get(cause, 0.0), abs(amount))
-    return [cause for cause, most in seen.items() if most > 0]
 
 
 def titled(cause: str, unit: str = "GB") -> str:
@@ -28,25 +23,31 @@ def titled(cause: str, unit: str = "GB") -> str:
 
 
 def memory_columns(plans: Sequence[Plan]) -> list[Column]:
-    """One column per cause (gigabytes on the deciding stage), host memory when used."""
+    """One column per cause (gigabytes on the deciding stage, with overhead: a row sums to its peak), host memory when used."""
+    causes, cells = memory_cells([p.memory.deciding.parts for p in plans], [p.memory.reserved_bytes for p in plans])
     columns = [
-        Column(
-            titled(cause),
-            [fmt.gigabytes(p.memory.deciding.bytes.get(cause, 0.0)) for p in plans],
-            starts=i == 0,
-            words=f"{words(cause)} {{}} GB",
-        )
-        for i, cause in enumerate(memory_causes(plans))
+        Column(titled(cause), [row[i] for row in cells], starts=i == 0, words=f"{words(cause)} {{}} GB")
+        for i, cause in enumerate(causes)
     ]
     if any(p.memory.host_bytes_per_node for p in plans):
         columns.append(
             Column(
                 "host GB\n/node",
-                [fmt.gigabytes(p.memory.host_bytes_per_node) for p in plans],
+                [fmt.tenths(p.memory.host_bytes_per_node) for p in plans],
                 words="host memory {} GB per node",
             )
         )
     return columns
+
+
+def ties(problem: Problem, plans: Sequence[Plan]) -> list[str]:
+    """``≈`` where a plan is as fast as the one above, within what a prediction can tell apart."""
+    speeds = [speed(problem, p) for p in plans]
+    return ["", *("≈ " if abs(here - above) <= TIE * max(here, above) else "" for above, here in pairwise(speeds))][: len(plans)]
+
+
+def marked(marks: Sequence[str], cells: Sequence[str]) -> list[str]:
+    return [mark + cell for mark, cell in zip(marks, cells, strict=True)]
 
 
 def verdict_column(plans: Sequence[Plan]) -> Column:
@@ -56,8 +57,8 @@ def verdict_column(plans: Sequence[Plan]) -> Column:
 def total_columns(plans: Sequence[Plan]) -> list[Column]:
     """Peak in use on the deciding stage, and what stays free."""
     return [
-        Column("peak\nGB", [fmt.gigabytes(p.memory.reserved_bytes) for p in plans], words="peak {} GB"),
-        Column("free\nGB", [fmt.gigabytes(p.memory.margin_bytes).replace("-", "−") for p in plans], words="{} GB free"),
+        Column("peak\nGB", [fmt.tenths(p.memory.reserved_bytes) for p in plans], words="peak {} GB"),
+        Column("free\nGB", [fmt.tenths(p.memory.margin_bytes) for p in plans], words="{} GB free"),
     ]
 
 
@@ -67,13 +68,14 @@ def training_columns(problem: Problem, plans: Sequence[Plan], *, ranked: bool = 
     assert len(figures) == len(plans), "a training answer holds training figures"
     seq_len = problem.training.seq_len
     rank = [Column("#", [str(i + 1) for i in range(len(plans))], words="#{}")] if ranked else []
+    marks = ties(problem, plans) if ranked else [""] * len(plans)
     tokens = [f"{p.strategy.mbs * seq_len // p.strategy.cp:,}" for p in plans]
     return [
         *rank,
         Column("strategy", [p.notation for p in plans], right=False, words="{}"),
         Column(
             "tokens/s\n/GPU",
-            [fmt.significant(f.tokens_per_s_per_gpu, 4) for f in figures],
+            marked(marks, [fmt.significant(f.tokens_per_s_per_gpu, 4) for f in figures]),
             words="{} tokens/s per GPU",
         ),
         Column("step", [fmt.seconds(f.step_s) for f in figures], words="step {}"),

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from autoparallel_core.report import format as fmt
 from autoparallel_core.report.console import heading, make_console, put
 from autoparallel_core.report.scatter import scatter
 from autoparallel_core.runs.record import RunRecord
@@ -43,11 +44,11 @@ def print_validation(
     """Print the whole report; readable at 80 columns and without colour."""
     out = console or make_console()
     status = Counter(p.status for p in predictions)
-    put(
-        out,
-        ", ".join([f"{len(predictions)} runs", *(f"{n} {s if s != 'ok' else 'predicted'}" for s, n in status.items())]),
-        "bold",
-    )
+    unread = len(predictions) - len(records)
+    counts = [f"{status['ok']:,} predicted", f"{status['refused']:,} refused" if status["refused"] else ""]
+    counts.append(f"{fmt.plural(failed, 'error')}" if (failed := status["error"] - unread) else "")
+    counts.append(f"{fmt.plural(unread, 'line')} that could not be read" if unread else "")
+    put(out, f"{fmt.plural(len(records), 'run')}: {', '.join(filter(None, counts))}", "bold")
     rows = join(records, predictions)
     for mode in ("training", "inference"):
         of_mode = [r for r in rows if r.record.mode == mode]

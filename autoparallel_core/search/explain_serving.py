@@ -24,13 +24,16 @@ def serving_plan_at(problem: Problem, evaluation: Evaluation, i: int) -> Plan:
     if problem.inference.osl == 1:
         notes = (*notes, "a request of one output token has no time between tokens: its TPOT is zero")
     layers = problem.arch.num_layers // strategy.pp
+    reserved = float(evaluation.reserved_bytes[i])
+    # what does not fit has a cache too small for the longest request: the peak counts what it lacks
+    lacking = {} if evaluation.fits[i] else {"missing_cache": reserved - sum(causes.values())}
     return Plan(
         strategy=strategy,
         cost=CostBreakdown({k: float(v[i]) for k, v in evaluation.seconds.items() if v[i]}),
         memory=MemoryBreakdown(
-            stages=(StageMemory(stage, layers, causes),),
+            stages=(StageMemory(stage, layers, causes, lacking),),
             capacity_bytes=evaluation.capacity_bytes,
-            reserved_bytes=float(evaluation.reserved_bytes[i]),
+            reserved_bytes=reserved,
         ),
         verdict="does not fit" if not evaluation.fits[i] else "tight" if evaluation.tight[i] else "fits",
         serving=ServingFigures(

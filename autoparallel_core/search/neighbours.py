@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from autoparallel_core.cost.layer_sum import CAUSES
 from autoparallel_core.search.evaluate import evaluate
+from autoparallel_core.search.evaluation import Evaluation
 from autoparallel_core.search.facts import routed_experts
 from autoparallel_core.search.rules import apply_rules, rules_for
 from autoparallel_core.spec.problem import Problem
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from autoparallel_core.host import Host
 
 _TRAINING_DEGREES = ("tp", "pp", "cp")
+STAGE_CAUSES = frozenset({*CAUSES, "recompute", "pp_p2p"})
+"""Causes of the step that are the slowest stage's own work."""
 _SERVING_DEGREES = ("tp", "pp", "attn_dp")
 
 
@@ -36,7 +40,11 @@ class Neighbour:
     throughput_ratio: float
     """Tokens per second and GPU over those of the start; above 1 is faster."""
     seconds_change: Mapping[str, float]
-    """By cause, seconds that the change adds (negative: saves); what stays the same is left out."""
+    """By cause, seconds that the change adds (negative: saves); what stays the same is left out.
+
+    Causes of a pipeline are those of its slowest stage. Where another stage becomes the slowest they do not compare, and
+    their sum is the one cause ``slowest_stage``.
+    """
     memory_change_bytes: float
     """Reserved bytes on the deciding stage."""
     fits: bool
@@ -44,6 +52,8 @@ class Neighbour:
     """Device memory missing per GPU; 0 when that is not what is missing."""
     host_shortfall_bytes: float = 0.0
     """Host memory missing per node."""
+    slowest: str = ""
+    """Which stage is the slowest after the change, where that is another than before."""
 
 
 def neighbours(problem: Problem, start: Strategy, host: Host) -> list[Neighbour]:
@@ -63,7 +73,7 @@ def neighbours(problem: Problem, start: Strategy, host: Host) -> list[Neighbour]
     base = float(priced.tokens_per_s_per_gpu[0])
     out = []
     for row, what in enumerate(whats, start=1):
-        delta = {cause: float(v[row] - v[0]) for cause, v in priced.seconds.items() if v[row] != v[0]}
+        delta, slowest = _compared(priced, row)
         reserved = float(priced.reserved_bytes[row])
         over = reserved - priced.capacity_bytes
         host_over = float(priced.host_bytes_per_node[row]) - problem.cluster.host_memory_bytes_per_node
@@ -77,9 +87,26 @@ def neighbours(problem: Problem, start: Strategy, host: Host) -> list[Neighbour]
                 fits=bool(priced.fits[row]),
                 shortfall_bytes=max(over, 0.0),
                 host_shortfall_bytes=max(host_over, 0.0),
+                slowest=slowest,
             )
         )
     return sorted(out, key=lambda n: (-n.throughput_ratio, n.change))
+
+
+def _compared(priced: Evaluation, row: int) -> tuple[dict[str, float], str]:
+    """Seconds that ``row`` adds to row 0 by cause, and the stage that is the slowest now, where it is another."""
+    delta = {cause: float(v[row] - v[0]) for cause, v in priced.seconds.items() if v[row] != v[0]}
+    if priced.training is None or (now := _role(priced, row)) == _role(priced, 0):
+        return delta, ""
+    moved = sum(delta.pop(cause) for cause in tuple(delta) if cause in STAGE_CAUSES)
+    words = {(True, True): "the only one", (True, False): "the first", (False, True): "the last"}
+    return {"slowest_stage": moved, **delta}, words.get(now, "an inner one")
+
+
+def _role(priced: Evaluation, row: int) -> tuple[bool, bool]:
+    """Whether the slowest stage holds the embedding, and whether it holds the loss."""
+    first, last = (bool(priced.seconds[c][row] > 0) if c in priced.seconds else False for c in ("embedding", "loss"))
+    return first, last
 
 
 def _changes(problem: Problem, start: Strategy) -> Iterator[tuple[str, Strategy]]:
@@ -100,7 +127,7 @@ def _changes(problem: Problem, start: Strategy) -> Iterator[tuple[str, Strategy]
         yield _named(start, s := evolve(start, vpp=vpp), ("vpp",)), s
     for mbs in _around(start.mbs):
         yield _named(start, s := evolve(start, mbs=mbs), ("mbs",)), s
-    for zero in range(4):
+    for zero in range(4 if start.dp * start.cp > 1 else 0):  # one rank has nobody to share with
         yield _named(start, s := evolve(start, zero=zero, shard=start.dp * start.cp if zero else 1), ("zero",)), s
     yield from _recompute(problem, start)
     if problem.training.optimizer_cpu_offload is None:

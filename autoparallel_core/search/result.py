@@ -31,10 +31,24 @@ class StageMemory:
     stage: int
     layers: int
     bytes: Mapping[str, float]
+    overhead: Mapping[str, float] = field(factory=dict)
+    """Bytes in use above the allocated ones, by cause: context and communicators, blocks that the allocator caches."""
+    squeezed_bytes: float = 0.0
+    """Blocks that the allocator would cache as well if the device had room for them."""
 
     @property
     def total_bytes(self) -> float:
         return sum(self.bytes.values())
+
+    @property
+    def peak_bytes(self) -> float:
+        """What the device shows in use."""
+        return self.total_bytes + sum(self.overhead.values())
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Everything in use by cause; sums to ``peak_bytes``."""
+        return {**self.bytes, **self.overhead}
 
 
 @frozen

@@ -50,6 +50,7 @@ class EngineSpec:
     name: str
     modes: tuple[Literal["training", "inference"], ...]
     default_version: str
+    """Taken when nobody names one; also the newest whose rules and policies are known."""
     summary: str
     software: Software = field(factory=Software)
     recorded_software: Mapping[str, str] = field(factory=dict)
@@ -68,6 +69,8 @@ class EngineSpec:
     """Modes in which the command takes this engine when the user names none; two claims on a mode must be resolved by a name."""
     serving: tuple[ServingPolicy, ...] = ()
     """Memory layout by version range; the first whose range holds the version is used."""
+    oldest_version: str | None = None
+    """The oldest whose rules and policies are known; an answer about an older one says so. None: not stated."""
 
 
 @frozen

@@ -10,6 +10,7 @@ DEEPSPEED = EngineSpec(
     name="deepspeed",
     modes=("training",),
     default_version="0.19.8",
+    oldest_version="0.15.0",
     summary=(
         "DeepSpeed: ZeRO stages 0 to 3 with CPU offload, pipeline modules (ZeRO 1 at most), Ulysses sequence parallelism as cp, "
         "tensor parallelism of Megatron or AutoTP"

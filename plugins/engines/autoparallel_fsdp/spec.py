@@ -10,6 +10,7 @@ FSDP = EngineSpec(
     name="fsdp",
     modes=("training",),
     default_version="1.15.0",
+    oldest_version="1.10.0",
     summary=(
         "PyTorch FSDP2 through accelerate: parameters, gradients and optimizer sharded over data-parallel ranks, gathered layer "
         "by layer; no pipeline, expert all-to-all not hidden"

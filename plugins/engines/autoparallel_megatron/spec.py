@@ -11,6 +11,7 @@ MEGATRON = EngineSpec(
     modes=("training",),
     default_for=("training",),
     default_version="0.19.2",
+    oldest_version="0.9.0",
     summary=(
         "Megatron-Core (Megatron-LM, Megatron-Bridge, NeMo): tensor, sequence, context, expert and interleaved pipeline "
         "parallelism with a distributed optimizer; hides expert all-to-all behind computation where its schedule allows"

@@ -66,6 +66,7 @@ SGLANG = EngineSpec(
     name="sglang",
     modes=("inference",),
     default_version="0.5.23",
+    oldest_version="0.4.0",
     summary=(
         "SGLang: token-granular KV pool sized by mem_fraction_static; experts by expert and by width at once; "
         "attention data parallelism inside the tensor-parallel group"

@@ -10,6 +10,7 @@ TORCHTITAN = EngineSpec(
     name="torchtitan",
     modes=("training",),
     default_version="0.3.0",
+    oldest_version="0.2.0",
     summary=(
         "torchtitan: FSDP2/HSDP with tensor, context (FlexAttention), pipeline and expert parallelism, torch.compile and "
         "per-operator activation checkpointing"

@@ -60,6 +60,7 @@ TRTLLM = EngineSpec(
     name="trtllm",
     modes=("inference",),
     default_version="1.2.1",
+    oldest_version="1.0.0",
     summary=(
         "TensorRT-LLM: KV cache takes a fraction of the memory left after loading; experts by expert and by width at once; "
         "attention data parallelism replicates attention and dense layers on every rank"

@@ -91,6 +91,7 @@ VLLM = EngineSpec(
     name="vllm",
     modes=("inference",),
     default_version="0.33.0",
+    oldest_version="0.5.0",
     summary=(
         "vLLM: paged KV cache sized by gpu_memory_utilization; experts sharded either by expert over all ranks or by width; "
         "attention data parallelism for MoE models"

@@ -151,7 +151,7 @@ def test_the_fewest_nodes(cli, model, mode):
     big = {"num_hidden_layers": 64, "hidden_size": 8192, "num_attention_heads": 64, "intermediate_size": 28672}
     memory, path = ("4", model()) if mode == "training" else ("16", model(**big))
     argv = ("--model-path", path, "--gpu-type", "A100-SXM-40GB", "--mode", mode, "--gpu-memory-gb", memory)
-    argv += ("--host-memory-gb", "8")
+    argv += ("--host-memory-gb", "8") if mode == "training" else ()
     body = cli(*argv, "--find-min-nodes", "--json", "--top", "1").json
     nodes = body["min_nodes"]["n_nodes"]
     assert nodes > 1
@@ -225,6 +225,74 @@ def test_explain_sources_lists_every_constant(cli, small):
     text = cli("explain", *small, "--sources").words
     for name, c in constants.items():
         assert f"{name} = {c['value']:g} [{c['origin']}]" in text
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_sources_are_those_that_the_price_rests_on(cli, small, mode):
+    sources = cli("explain", *small, "--mode", mode, "--json", "--sources").json["sources"]
+    serving = [name for name in sources["constants"] if name.startswith("serving_")]
+    assert bool(serving) == (mode == "inference")
+    foreign = "memory_optimizer_bytes" if mode == "inference" else "serving_step_s"
+    assert foreign not in sources["constants"]
+    assert ("memory_optimizer_bytes" if mode == "training" else "serving_step_s") in sources["constants"]
+    names = [figure["name"] for figure in sources["gpu"]]
+    assert any("training." in n for n in names) == (mode == "training")
+    assert any("attention decode" in n for n in names) == (mode == "inference")
+    assert {f["origin"] for f in sources["gpu"]} <= {"measured", "vendor", "fitted", "assumed", "stated"}
+
+
+def test_a_timeline_is_written(cli, small, tmp_path, refused):
+    path = tmp_path / "step.json"
+    ran = cli("explain", *small, "--strategy", "tp2 pp4 dp2 zero1 mbs1", "--batch-size", "16", "--trace", str(path))
+    assert ran.code == 0
+    assert "Trace" in ran.out
+    events = json.loads(path.read_text())["traceEvents"]
+    forward = [e for e in events if e.get("name", "").startswith("F")]
+    assert len(forward) == 4 * 8  # pipeline ranks × micro-batches
+    assert all(e["dur"] > 0 for e in forward)
+    serving = ("explain", *small, "--mode", "inference", "--trace", str(path))
+    assert "serving has none" in refused(*serving)
+
+
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [("0.1", "megatron 0.1 is older than 0.9.0, the oldest version"), ("9.9", "megatron 9.9 is newer than 0.19.2")],
+)
+def test_a_version_that_nobody_looked_at_is_said(cli, small, version, says):
+    ran = cli(*small, "--engine", "megatron", "--engine-version", version, "--top", "1")
+    assert f"Note {says}" in ran.words
+    body = cli(*small, "--engine", "megatron", "--engine-version", version, "--top", "1", "--json").json
+    assert body["notes"][0].startswith(says)
+    known = cli(*small, "--engine", "megatron", "--engine-version", "0.12.1", "--top", "1", "--json").json
+    assert not any("megatron" in note for note in known["notes"])
+
+
+def test_idle_gpus_are_said(cli, small):
+    ran = cli("explain", *small, "--mode", "inference", "--strategy", "tp8 dp1")
+    assert "Note 8 of the 16 GPUs stay idle" in ran.words
+
+
+def test_the_longest_request_must_fit(cli, model):
+    argv = ("--model-path", model(max_position_embeddings=4194304), "--gpu-type", "H100", "--n-gpus", "1", "--mode", "inference")
+    assert cli(*argv).code == 0
+    held = cli(*argv, "--json").json["strategies"][0]["serving"]["kv_tokens_per_instance"]
+    assert cli(*argv, "--max-length", str(held // 2)).code == 0
+    ran = cli(*argv, "--max-length", str(2 * held))
+    assert ran.code == 3
+    assert re.search(rf"(one request of {2 * held:,} tokens|GPU memory: the nearest miss needs)", ran.words)
+
+
+def test_a_rate_of_requests_that_must_be_sustained(cli, small):
+    argv = (*small, "--mode", "inference", "--json", "--top", "50")
+    rates = [s["serving"]["requests_per_s"] for s in cli(*argv).json["strategies"]]
+    asked = sorted(rates)[len(rates) // 2]
+    kept = cli(*argv, "--request-rate", repr(asked)).json["strategies"]
+    assert kept
+    assert all(s["serving"]["requests_per_s"] >= asked for s in kept)
+    ran = cli(*small, "--mode", "inference", "--request-rate", repr(1.7 * max(rates)))
+    assert ran.code == 3
+    assert "rate: the nearest strategy that fits" in ran.words
+    assert re.search(r"GPUs: [\d,]+ \([\d,]+ nodes\) would do", ran.words)
 
 
 def test_explain_lists_every_broken_rule(cli, small):

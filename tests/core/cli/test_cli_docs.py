@@ -46,3 +46,28 @@ def test_every_token_of_the_notation_is_documented():
         name = re.sub(r"[\d:]+$", "", token)
         pattern = f"`{name}N`" if "=" not in name else name.split("=")[0] + "="
         assert pattern in DOC, pattern
+
+
+@pytest.mark.parametrize("moe", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "engine"), [("training", "megatron"), ("training", "fsdp"), ("inference", "vllm"), ("inference", "sglang")]
+)
+def test_every_cause_of_time_and_memory_is_documented(mode, engine, moe):
+    from autoparallel_core.cost.layer_sum import CAUSES as TRAINING
+    from autoparallel_core.cost.serving_step import CAUSES as SERVING
+    from autoparallel_core.host import host
+    from autoparallel_core.report.causes import words
+    from autoparallel_core.search.evaluate import evaluate
+    from autoparallel_core.spec.strategy import StrategyBatch
+    from autoparallel_core.testing.toys import toy_dense_arch, toy_moe_arch, toy_problem
+
+    problem = toy_problem(engine, mode, host=host(), arch=toy_moe_arch() if moe else toy_dense_arch())
+    e = evaluate(problem, StrategyBatch.of([Strategy(dp=8)]), host())
+    section = DOC.split("### Causes of time")[1].split("### Origins")[0]
+    for cause in {*TRAINING, *SERVING, *e.seconds, *e.memory}:
+        if " " in cause.split(":")[0]:  # a plugin's own, in words
+            continue
+        name = f"{cause.split(':')[0]}: …" if ":" in cause and not cause.startswith("activation") else cause.split(":")[0]
+        assert f"`{name}`" in section, name
+        said = words(cause)
+        assert ":" in cause or said.casefold() == cause.replace("_", " ") or f"({said})" in section, said

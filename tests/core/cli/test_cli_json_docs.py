@@ -128,6 +128,10 @@ def test_listings(cli, command):
     check(f"autoparallel {command} --json", [cli(command, "--json").json])
 
 
+def test_one_engine(cli):
+    check("autoparallel engines show --json", [cli("engines", "show", e, "--json").json for e in ("vllm", "megatron", "sglang")])
+
+
 def test_one_model(cli, model):
     body = cli("models", "show", model(), "--json").json
     assert (body.pop("schema_version"), body.pop("command")) == (1, "models show")

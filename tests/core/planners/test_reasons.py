@@ -5,7 +5,7 @@ from typing import Any
 from attrs import evolve
 from problem_builders import dense, inference, training
 
-from autoparallel_core.planners.reasons import exposed, memory, next_best, with_reasons
+from autoparallel_core.planners.reasons import exposed, idle, memory, next_best, small_batch, with_reasons
 from autoparallel_core.search.result import CostBreakdown, MemoryBreakdown, Plan, ServingFigures, StageMemory, TrainingFigures
 from autoparallel_core.spec.strategy import parse_strategy
 
@@ -80,3 +80,29 @@ def test_serving_goals_compare_by_their_own_measure() -> None:
     half = served("tp4 pp1 dp1", 10.0, 1.0, 0.01)  # half of the GPUs, half of the tokens: the same cost per token
     same = served("tp8 pp1 dp1", 20.0, 1.0, 0.01)
     assert "as fast" in next_best(inference(ARCH, 8, goal="cost"), same, half)
+
+
+def steps(text: str, micro_batches: int, seconds: dict[str, float]) -> Plan:
+    figures = TrainingFigures(10.0, 1000.0, 0.4, micro_batches, (4, 4, 4, 4), 0.1)
+    return evolve(plan(text, 1000.0, seconds), training=figures)
+
+
+def test_a_small_batch_is_said_with_the_batch_that_would_do() -> None:
+    assert small_batch(steps("tp8 pp4 dp2 mbs2", 4, {"gemm": 6.0, "bubble": 3.0, "dp_comm": 1.0})) == (
+        "the batch is small for this cluster: 4 micro-batches on 4 pipeline stages; 64 sequences per step would spread the "
+        "pipeline bubble (30.0% of the step) and gradient and parameter synchronisation (10.0% of the step)"
+    ), "2 replicas × 4 stages × 4 micro-batches of 2"
+    single = small_batch(steps("tp8 pp1 dp8 mbs1", 1, {"gemm": 6.0, "tp_comm": 3.0, "dp_comm": 1.0}))
+    assert "1 micro-batch per GPU; 32 sequences per step would spread tensor-parallel communication (30.0%" in single
+
+
+def test_a_batch_that_is_large_enough_is_not_mentioned() -> None:
+    assert not small_batch(steps("tp8 pp4 dp2 mbs2", 16, {"gemm": 8.0, "bubble": 2.0}))
+    assert not small_batch(steps("tp8 pp4 dp2 mbs2", 8, {"gemm": 9.5, "bubble": 0.5})), "interleaved: hardly a bubble"
+    uneven = small_batch(steps("tp8 pp4 dp2 mbs2", 64, {"gemm": 7.0, "bubble": 3.0}))
+    assert "more sequences per step would spread" in uneven
+
+
+def test_idle_gpus_are_counted() -> None:
+    assert idle(PROBLEM, plan("tp8 pp4 dp1", 1.0, {"gemm": 1.0})) == "32 of the 64 GPUs stay idle, and figures per GPU count them"
+    assert not idle(PROBLEM, FIRST)

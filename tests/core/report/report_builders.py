@@ -43,7 +43,7 @@ def problem(mode: str = "training") -> Problem:
 def training_plan(notation: str = "tp8 pp4 dp2 zero1 mbs1", rate: float = 1000.0, verdict: str = "fits") -> Plan:
     reserved = {"fits": 60e9, "tight": 78e9, "does not fit": 92e9}[verdict]
     stages = (
-        StageMemory(0, 20, {"weights": 10e9, "activations": 40e9}),
+        StageMemory(0, 20, {"weights": 10e9, "activations": 40e9}, {"context": 2e9, "allocator_slack": reserved - 52e9}),
         StageMemory(3, 20, {"weights": 11e9, "activations": 20e9, "logits": 3e9}),
     )
     return Plan(
@@ -60,7 +60,7 @@ def serving_plan(notation: str = "tp4 pp1 dp2 mbs1", rate: float = 500.0) -> Pla
     return Plan(
         strategy=parse_strategy(notation),
         cost=CostBreakdown({"gemm": 0.015, "kv_read": 0.005}),
-        memory=MemoryBreakdown((StageMemory(0, 80, {"weights": 35e9, "kv_cache": 30e9}),), 80e9, 70e9),
+        memory=MemoryBreakdown((StageMemory(0, 80, {"weights": 35e9, "activation": 5e9, "kv_cache": 30e9}),), 80e9, 70e9),
         verdict="fits",
         serving=ServingFigures(
             instances=2,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from attrs import evolve
 from report_builders import PARAMETERS, problem, result, serving_plan, training_plan
@@ -7,6 +9,7 @@ from report_builders import PARAMETERS, problem, result, serving_plan, training_
 from autoparallel_core.report.answer import print_answer, print_nothing_fits, refusals
 from autoparallel_core.report.missing import min_nodes_document, min_nodes_line, what_is_missing
 from autoparallel_core.search.min_nodes import MinNodes
+from autoparallel_core.search.result import CostBreakdown
 
 
 def words(text: str) -> str:
@@ -181,3 +184,80 @@ def test_only_labels_are_bold(console_at):
     out = io.StringIO()
     labelled(Console(file=out, width=80, force_terminal=True, color_system="standard"), [("Model", "x y")])
     assert out.getvalue() == "\x1b[1mModel  \x1b[0mx y\n"
+
+
+def test_ties_with_the_row_above_are_marked(console_at):
+    console, out = console_at(120)
+    plans = tuple(training_plan(f"tp8 pp4 dp2 zero1 mbs{i + 1}", rate) for i, rate in enumerate((1000.0, 991.0, 970.0, 969.0)))
+    print_answer(console, result(plans=plans), PARAMETERS)
+    rows = re.findall(r"^(\d)  (tp8.*)$", out.getvalue(), re.MULTILINE)
+    assert [(n, "≈" in row) for n, row in rows] == [("1", False), ("2", True), ("3", False), ("4", True)]
+
+
+def test_equal_plans_are_called_as_fast(console_at):
+    console, out = console_at(100)
+    print_answer(console, result(plans=(training_plan(rate=1000.0), training_plan("tp4 pp4 dp4 zero1 mbs1", 1000.1))), PARAMETERS)
+    assert "#1 tp8 pp4 dp2 zero1 mbs1 · as fast as #2" in words(out.getvalue())
+    assert "0.0%" not in out.getvalue().split("Why these")[1].split("largest")[0]
+
+
+def test_the_columns_of_memory_sum_to_the_peak(console_at):
+    console, out = console_at(200)
+    print_answer(console, result(n=1), PARAMETERS)
+    text = out.getvalue()
+    assert "context" in text
+    assert "allocator" in text
+    row = re.search(r"^ *1  .*4×20 +(.*)$|^1  +4,096.*4×20 +(.*)$", text, re.MULTILINE)
+    figures = [float(x) for x in (row[1] or row[2]).split()]
+    assert sum(figures) == pytest.approx(60.0)
+
+
+def test_host_memory_is_in_the_header_when_a_plan_uses_it(console_at):
+    console, out = console_at(100)
+    plan = training_plan()
+    print_answer(console, result(plans=(plan,)), PARAMETERS)
+    assert "host memory" not in out.getvalue()
+    console, out = console_at(100)
+    offloaded = evolve(plan, memory=evolve(plan.memory, host_bytes_per_node=1e12))
+    print_answer(console, result(plans=(plan, offloaded)), PARAMETERS)
+    assert "host memory 2,000.0 GB per node" in words(out.getvalue().split("Best")[0])
+
+
+def test_idle_gpus_and_small_batches_are_noted(console_at):
+    console, out = console_at(100)
+    plan = training_plan("tp8 pp4 dp1 zero1 mbs1")
+    plan = evolve(plan, training=evolve(plan.training, micro_batches=4), cost=CostBreakdown({"gemm": 1.0, "bubble": 0.75}))
+    print_answer(console, result(plans=(plan,)), PARAMETERS)
+    text = words(out.getvalue())
+    assert "Note 32 of the 64 GPUs stay idle" in text
+    assert (
+        "the batch is small for this cluster: 4 micro-batches on 4 pipeline stages; 16 sequences per step would spread the"
+        in text
+    )
+
+
+def test_small_effects_of_the_engine_are_not_mentioned(console_at):
+    console, out = console_at(100)
+    tiny = evolve(training_plan(), cost=CostBreakdown({"gemm": 1.99, "tp_comm": 0.009}))
+    print_answer(console, result(plans=(tiny,)), PARAMETERS)
+    assert "What the engine changed" not in out.getvalue()
+
+
+def test_the_goal_is_the_first_figure_of_a_serving_answer(console_at):
+    for goal, column in (("latency", "end-to-end"), ("cost", "in use")):
+        console, out = console_at(160)
+        asked = problem("inference")
+        asked = evolve(asked, workload=evolve(asked.inference, goal=goal))
+        print_answer(console, result("inference", problem=asked), PARAMETERS)
+        head = out.getvalue().split("Best ")[1].split("\n 1  ")[0].split("\n1  ")[0]
+        assert head.index(column) < head.index("TTFT")
+    assert "10.2 s" in _latency_answer(console_at)  # 20.4 ms × 500 output tokens
+
+
+def _latency_answer(console_at) -> str:
+    console, out = console_at(160)
+    asked = problem("inference")
+    print_answer(
+        console, result("inference", problem=evolve(asked, workload=evolve(asked.inference, goal="latency"))), PARAMETERS
+    )
+    return out.getvalue()

@@ -37,9 +37,9 @@ def test_an_explanation_adds_up(console_at, width):
     assert "75.0%" in text
     words = " ".join(text.split())
     for said in (
-        "stage 0  50.0".replace("  ", " "),
+        "stage 0 60.0",
         "stage 3 34.0",
-        "Stage 0 decides: 50.0 GB allocated, 60.0 GB with allocator slack",
+        "Stage 0 decides: 50.0 GB allocated, 60.0 GB with the allocator's slack, context and communicators",
         "Stages with the same layers are shown once",
         "an MFU of 45.0%",
         "time goes first to GEMM (75.0%), then TP collectives (18.8%)",

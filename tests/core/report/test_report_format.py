@@ -18,6 +18,10 @@ from autoparallel_core.report import format as fmt
         (fmt.gigabytes, 4.7e6, "0.0047"),
         (fmt.seconds, 54.12, "54.1 s"),
         (fmt.seconds, 1234.5, "1,234 s"),
+        (fmt.seconds, 3 * 86400, "72.0 h"),
+        (fmt.tenths, 61.25e9, "61.2"),
+        (fmt.tenths, 280e3, "0.0"),
+        (fmt.tenths, -3.76e9, "−3.8"),
         (fmt.seconds, 0.9999, "1.00 s"),
         (fmt.seconds, 0.0123, "12.3 ms"),
         (fmt.seconds, 4.2e-6, "4.20 µs"),
@@ -32,6 +36,8 @@ from autoparallel_core.report import format as fmt
         (fmt.count, 575.5, "575.5"),
         (fmt.change, 1.042, "+4.2%"),
         (fmt.change, 0.94, "−6.0%"),
+        (fmt.change, 1.0004, "±0.0%"),
+        (fmt.change, 0.9996, "±0.0%"),
         (fmt.signed_memory, 9.1e9, "+9.1 GB"),
         (fmt.signed_memory, -0.8e9, "−800.0 MB"),
         (fmt.runs, (20, 20), "2×20"),
@@ -43,10 +49,15 @@ def test_numbers_as_people_read_them(function, value, text):
     assert function(value) == text
 
 
+@pytest.mark.parametrize(("n", "text"), [(1, "1 run"), (0, "0 runs"), (1204, "1,204 runs")])
+def test_one_is_singular(n, text):
+    assert fmt.plural(n, "run") == text
+
+
 @given(st.floats(1e-8, 1e6))
 def test_seconds_keep_three_significant_digits(s):
     number, unit = fmt.seconds(s).split(" ")
-    scale = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit]
+    scale = {"h": 3600.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit]
     assert float(number.replace(",", "")) * scale == pytest.approx(s, rel=6e-3)
 
 

@@ -81,3 +81,28 @@ def test_serving_changes_fill_the_cluster(tp, pp):
         assert n.strategy.world == 16
         moved = {c for c in COLUMNS if getattr(n.strategy, c) != getattr(start, c)} - {"sp", "shard"}
         assert moved <= {"tp", "pp", "dp", "attn_dp", "ep"}
+
+
+def test_one_rank_has_nobody_to_shard_with():
+    problem = toy_problem("megatron", "training", host=host())
+    alone = [n.change for n in neighbours(problem, parse_strategy("tp8 pp4 dp1 mbs1"), host())]
+    assert alone
+    assert not any(change.startswith("zero") for change in alone)
+
+
+def test_another_stage_that_becomes_the_slowest_is_said_and_its_work_is_one_cause():
+    """A vocabulary so large that the last stage is the slowest once stages hold few layers."""
+    arch = toy_dense_arch()
+    problem = toy_problem("megatron", "training", host=host(), arch=arch)
+    start = parse_strategy("tp2 pp2 dp8 mbs1 recompute=full")
+    found = neighbours(problem, start, host())
+    base = evaluate(problem, StrategyBatch.of([start]), host())
+    for n in found:
+        now = evaluate(problem, StrategyBatch.of([n.strategy]), host())
+        moved = [bool(now.seconds[c][0] > 0) != bool(base.seconds[c][0] > 0) for c in ("embedding", "loss")]
+        assert bool(n.slowest) == any(moved), n.change
+        assert ("slowest_stage" in n.seconds_change) == bool(n.slowest)
+        assert not n.slowest or not {"gemm", "recompute", "loss", "attention"} & set(n.seconds_change)
+        assert sum(n.seconds_change.values()) == pytest.approx(float(now.total_s[0] - base.total_s[0]), abs=1e-9)
+    assert any(n.slowest for n in found), "the case at hand"
+    assert any(not n.slowest for n in found)
