@@ -13,7 +13,7 @@ import numpy as np
 from attrs import define, frozen
 from numpy.typing import NDArray
 
-from autoparallel_core.cost.serving_policy import kv_dtype
+from autoparallel_core.cost.serving_policy import asked_format, kv_dtype
 from autoparallel_core.errors import SpecError
 from autoparallel_core.ops.curves import curve_for, curve_seconds
 from autoparallel_core.ops.ledger import note
@@ -43,7 +43,7 @@ class Kernel:
     @property
     def casts(self) -> bool:
         """Activations are cast to the operands' dtype first."""
-        return self.dtype not in PLAIN
+        return self.dtype not in (*PLAIN, "fp32")
 
 
 @define(eq=False, slots=False)
@@ -67,6 +67,20 @@ class ServingHardware:
         return self.gpu.peak("bf16" if "bf16" in self.gpu.peak_flops else "fp16")
 
     @cached_property
+    def fp32(self) -> bool:
+        """The whole model is asked to run in 32 bit."""
+        return asked_format(self.problem) == "fp32"
+
+    @cached_property
+    def peak_plain(self) -> float:
+        """Of unquantised work: in 32 bit the GPU's own rate for it, else that of 16 bit.
+
+        Raises:
+            SpecError: 32 bit is asked for and the GPU states no rate.
+        """
+        return self.gpu.peak("fp32") if self.fp32 else self.peak_16bit
+
+    @cached_property
     def launch_s(self) -> float:
         """Fixed time of the plainest kernel, a 16-bit GEMM."""
         return next((self.gpu.gemm[k].fixed_s for k in ("bf16", "fp16") if k in self.gpu.gemm), 0.0)
@@ -81,12 +95,14 @@ class ServingHardware:
         if not usable:
             raise SpecError(f"{self.gpu.name} has no {table} efficiency for '{fmt.name}'; its data states {_names(known)}")
         key = next((k for k in usable if known[k].origin != "assumed"), usable[0])
+        if self.fp32:  # the share of the peak that 16-bit kernels reach, of the rate of 32 bit; no table was measured in it
+            return Kernel(known[key], self.peak_plain, "fp32", "fp32")
         peak = self.peak_16bit if _dtype(key) in PLAIN else self.gpu.peak(_dtype(key))
         return Kernel(known[key], peak, _dtype(key), key)
 
     def operand_bytes(self, fmt: WeightFormat) -> float:
         """Bytes per activation that an expert's kernel takes, with its scales."""
-        return {"fp8": 1.0, "int8": 1.0, "fp4": 0.5 + 1.0 / 16}.get(self.kernel("expert_gemm", fmt).dtype, 2.0)
+        return {"fp8": 1.0, "int8": 1.0, "fp4": 0.5 + 1.0 / 16, "fp32": 4.0}.get(self.kernel("expert_gemm", fmt).dtype, 2.0)
 
     def gemm_s(self, m: Array, n: Array, k: Array, fmt: WeightFormat) -> Array:
         """Launch, plus the root sum of squares of compute and memory time: the two overlap, but not at the ridge.
@@ -97,7 +113,8 @@ class ServingHardware:
         kernel = self.kernel("gemm", fmt)
         e = kernel.efficiency
         work = 2.0 * m * n * k / (kernel.peak_flops * e.compute)
-        moved = (n * k * fmt.bytes_per_param + 2.0 * m * (k + n)) / (self.gpu.hbm_bytes_per_s * e.memory)
+        activation_bytes = 4.0 if self.fp32 else 2.0
+        moved = (n * k * fmt.bytes_per_param + activation_bytes * m * (k + n)) / (self.gpu.hbm_bytes_per_s * e.memory)
         cast = self.problem.constant("serving_cast_s") if kernel.casts else 0.0
         return cast + self._as_measured(f"gemm.{kernel.key}", "gemm", kernel, self.launch_s + np.hypot(work, moved), m, n, k)
 
@@ -123,7 +140,10 @@ class ServingHardware:
         e = kernel.efficiency
         rows = visits + self.problem.constant("serving_expert_tile_rows") * touched
         work = 2.0 * rows * n * k / (kernel.peak_flops * e.compute)
-        moved = (touched * n * k * fmt.bytes_per_param + 2.0 * visits * (k + n)) / (self.gpu.hbm_bytes_per_s * e.memory)
+        activation_bytes = 4.0 if self.fp32 else 2.0
+        moved = (touched * n * k * fmt.bytes_per_param + activation_bytes * visits * (k + n)) / (
+            self.gpu.hbm_bytes_per_s * e.memory
+        )
         return np.hypot(work, moved)
 
     def expert_fixed_s(self, fmt: WeightFormat) -> float:
@@ -144,12 +164,12 @@ class ServingHardware:
             raise SpecError(f"{self.gpu.name} has no attention efficiency for '{key}'; its data states {_names(known)}")
         chosen = next((k for k in usable if known[k].origin != "assumed"), usable[0])
         e = known[chosen]
-        peak = self.gpu.peak("fp8") if chosen.startswith("prefill_fp8") else self.peak_16bit
+        peak = self.gpu.peak("fp8") if chosen.startswith("prefill_fp8") else self.peak_plain
 
         def form(flops: Array, moved: Array) -> Array:
             return np.asarray(e.fixed_s + np.hypot(flops / (peak * e.compute), moved / (self.gpu.hbm_bytes_per_s * e.memory)))
 
-        points = self.gpu.tables.get(f"attention.{chosen}")
+        points = None if self.fp32 else self.gpu.tables.get(f"attention.{chosen}")
         if points is None:
             return form(flops, moved)
         ratio, marks = points.deviation(form, flops, moved, absolute=True)

@@ -95,10 +95,10 @@ def steady_state(
     interference = np.where(d.offline, share, c("serving_interference") * (1 - wave / 2) * np.maximum(share - 1.0, 0.0))
     drained = np.where(d.offline, _mean_over_waves(requests / in_flight, cycle, last), cycle)
     tpot = drained / d.accepted + interference * busy / d.osl
-    # steps that decode others: none for a lone request, and none where no request decodes
-    others = (together - 1) / together * (d.osl - 1) / d.osl
-    steps_waited = c("serving_ttft_steps") + np.where(ranks > 1, c("serving_attention_dp_steps"), 0.0)
-    ttft = prefill_s + wave * (share + 1) / 2 * busy + others * steps_waited * cycle + c("serving_ttft_offset_s")
+    # steps that decode others: none for a lone request, and no more than a request decodes
+    steps_waited = np.minimum(c("serving_ttft_steps") + np.where(ranks > 1, c("serving_attention_dp_steps"), 0.0), d.osl - 1)
+    waited = (together - 1) / together * steps_waited * cycle
+    ttft = prefill_s + wave * (share + 1) / 2 * busy + waited + c("serving_ttft_offset_s")
     ttft = ttft + np.where(d.offline, 0.0, interference * busy / d.osl)
     life = np.where(d.offline, tpot * d.osl, ttft + tpot * (d.osl - 1))
     ttft = ttft + np.where(d.offline, 0.0, np.maximum(wanted / in_flight - 1.0, 0.0) * life)

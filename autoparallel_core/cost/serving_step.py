@@ -188,7 +188,7 @@ def _scan(t: _Step, block: Block, op: Op, n_layers: float) -> None:
     v = mesh.local(op.heads)
     flops = load.prefill * (4.0 * v * op.key_heads.width + 2.0 * op.chunk * (v + v / op.heads.width * op.key_heads.width))
     fixed = hw.gpu.serving.get(f"{op.algorithm}_decode_s", hw.problem.constant("serving_scan_s"))
-    rate = hw.problem.constant("serving_scan_share") * hw.peak_16bit
+    rate = hw.problem.constant("serving_scan_share") * hw.peak_plain
     t.add("scan", fixed + hw.stream_s(2.0 * load.decode * state) + flops / rate, n_layers)
 
 

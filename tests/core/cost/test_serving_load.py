@@ -53,10 +53,12 @@ kinds = st.sampled_from(sorted(ARCHS))
 @settings(max_examples=60, deadline=None)
 def test_throughput_and_time_per_token_rise_with_concurrency(layout: Strategy, kind: str, isl: int, osl: int) -> None:
     s = state([1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256, 512], layout, kind, isl=isl, osl=osl)
-    # flat where a pipeline has as many micro-batches as its waiting stages can use, or prompts are all that is done
-    assert np.all(np.diff(s.output_tokens_per_s) >= -1e-2 * s.output_tokens_per_s[:-1])
-    busy_with_prompts = s.requests_per_s[-1] * s.prefill_s[-1] / layout.dp
-    assert s.output_tokens_per_s[-1] > 4 * s.output_tokens_per_s[0] or busy_with_prompts > 0.5
+    # flat where a pipeline has as many micro-batches as its waiting stages can use; where prompts are most of the work they
+    # slow down a little in steps that decode ever more sequences
+    prompts = s.requests_per_s * s.prefill_s / layout.dp > 0.5
+    falls = np.where(prompts[1:], 0.05, 1e-3)
+    assert np.all(np.diff(s.output_tokens_per_s) >= -falls * s.output_tokens_per_s[:-1])
+    assert s.output_tokens_per_s[-1] > 4 * s.output_tokens_per_s[0] or prompts[-1]
     assert np.all(np.diff(s.tpot_s) >= -1e-12)
     assert np.all(np.diff(s.ttft_s) >= -1e-12)
 

@@ -160,3 +160,21 @@ def test_keys_that_a_prompt_token_attends_to(facts: dict[str, Any], prompt: floa
 def test_sparse_attention_limits_the_keys() -> None:
     op = Attention("a", heads=Axis("heads", 8, 128), kv_heads=Axis("kv_heads", 8, 128), v_width=128, top_k_keys=100)
     assert attended_per_token(np.array([1000.0]), np.array([0.0]), op, 100)[0] == pytest.approx((5000 + 90000) / 1000)
+
+
+def test_fp32_computes_at_the_rate_of_32_bit_and_moves_four_bytes() -> None:
+    m, n, k = (np.array([v]) for v in (4096.0, 4096.0, 16384.0))
+    compute = 2 * 4096 * 4096 * 16384 / (5e13 * 0.7)
+    memory = (4096 * 16384 * 4 + 4 * 4096 * (4096 + 16384)) / (4e12 * 0.8)
+    slow, fast = hardware(precision="fp32"), hardware()
+    assert slow.gemm_s(m, n, k, FORMATS["fp32"])[0] == pytest.approx(3e-6 + np.hypot(compute, memory))
+    work = load(prefill=8192)
+    assert total(slow, work, tp=8) > 10 * total(fast, work, tp=8)  # twenty times the compute, and the same collectives
+    # a product kept in 32 bit inside a 16-bit model is not what the user asked of the whole of it
+    assert fast.kernel("gemm", FORMATS["fp32"]).peak_flops == 1e15
+
+
+def test_fp32_is_refused_where_the_gpu_states_no_rate_for_it() -> None:
+    gpu = toy_gpu(peak_flops={"bf16": 1e15, "fp16": 1e15})
+    with pytest.raises(SpecError, match="fp32"):
+        hardware(gpu=gpu, precision="fp32").kernel("gemm", FORMATS["fp32"])
