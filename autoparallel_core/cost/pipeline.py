@@ -3,7 +3,7 @@
 Symbols: p stages, v virtual stages per rank, m micro-batches, F forward, B input-gradient and W weight-gradient
 time of one micro-batch on one chunk (a whole stage without interleaving). Sources: Narayanan et al., arXiv
 2104.04473, section 2.2 (1F1B and interleaved); Qi et al., arXiv 2401.10241, table 2 (ZB-H1); DualPipe in the V shape,
-deepseek-ai/DualPipe README, table (its PP is 2p chunks here). Held to :mod:`autoparallel_core.cost.schedule_sim`.
+README of the DualPipe repository, table (its PP is 2p chunks here). Held to :mod:`autoparallel_core.cost.schedule_sim`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from attrs import evolve
 
 from autoparallel_core.problem import unknown_version
-from autoparallel_core.search.rank import TIE
-from autoparallel_core.search.result import Plan
+from autoparallel_core.search.result import TIE, Plan
 from autoparallel_core.spec.problem import Problem
 
 WORK = frozenset({"gemm", "expert_gemm", "attention", "scan", "elementwise", "cast", "embedding", "loss"})

@@ -14,13 +14,12 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
+from autoparallel_core.search.result import TIE
 from autoparallel_core.spec.strategy import Strategy, StrategyBatch
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-TIE = 1e-2
-"""Differences that a prediction cannot tell apart: a quarter of the median error on published runs."""
 _DIMENSIONS = ("tp", "pp", "vpp", "cp", "ep", "etp", "attn_dp", "dp")
 _SMALLER_FIRST = ("tp", "pp", "cp", "ep", "etp", "vpp", "attn_dp")
 _POOL = 4096

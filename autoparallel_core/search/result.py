@@ -12,6 +12,9 @@ from autoparallel_core.spec.strategy import Strategy
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
+TIE = 1e-2
+"""Differences that a prediction cannot tell apart: a quarter of the median error on published runs."""
+
 
 @frozen
 class CostBreakdown:

@@ -32,8 +32,7 @@ from autoparallel_core.planners.two_level.stage_model import StageModel, stage_m
 from autoparallel_core.search.evaluate import evaluate
 from autoparallel_core.search.evaluation import Evaluation
 from autoparallel_core.search.explain import explain_strategy
-from autoparallel_core.search.rank import TIE
-from autoparallel_core.search.result import Plan, SearchResult
+from autoparallel_core.search.result import TIE, Plan, SearchResult
 from autoparallel_core.search.variants import fold
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.space import Space
