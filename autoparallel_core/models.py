@@ -12,7 +12,7 @@ from autoparallel_core.errors import PluginConflict, SpecError
 from autoparallel_core.reading.quant_apply import apply_quantization
 from autoparallel_core.reading.quant_config import checkpoint_dtype, read_quantization
 from autoparallel_core.reading.report import describe
-from autoparallel_core.reading.rotary import rotary_cache_elements
+from autoparallel_core.reading.rotary import rotary_cache_elements, rotary_positions
 from autoparallel_core.reading.source import from_catalogue, language_fields, looks_like_path, read_config_files
 from autoparallel_core.spec.arch import Block, Layer, ModelArch
 from autoparallel_core.spec.config import ALIASES, ConfigView
@@ -220,6 +220,8 @@ def _facts(layers: Sequence[Layer], view: ConfigView) -> dict[str, Any]:
             rules[f"{prefix}_heads" if prefix == "mamba" else "linear_value_heads"] = op.heads.units
     if any(isinstance(op, Elementwise) and op.role == "rotary" for op in ops) and (elements := rotary_cache_elements(view)):
         rules["rotary_cache_elements"] = elements
+        if (reach := rotary_positions(view)) > (_context(view) or 0):
+            rules["rotary_positions"] = reach
     if "group_norm_size" in view:
         rules["norm_groups"] = view.size("group_norm_size")
     return {

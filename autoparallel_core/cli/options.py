@@ -245,7 +245,7 @@ class Question:
             assumed.append(" ".join(given))
         if args.max_length is not None and args.max_length < isl + osl:
             raise SpecError(f"--max-length {args.max_length} is below --isl {isl} + --osl {osl}; give at least {isl + osl}")
-        positions = self.arch.max_position_embeddings
+        positions = self.arch.longest_context
         if positions and isl + osl > positions:
             assumed.append(f"requests of {isl + osl:,} tokens, longer than the {positions:,} positions that the config states")
         if args.precision:

@@ -19,9 +19,20 @@ STRETCHED = frozenset({"linear", "dynamic"})
 
 def rotary_cache_elements(view: ConfigView) -> int:
     """Elements of all distinct rotary tables of a config, 0 when it says nothing about rotary positions."""
+    return sum(rows * _width(view, kind, p) for kind, p, rows in _tables(view))
+
+
+def rotary_positions(view: ConfigView) -> int:
+    """Longest context that a config's rotary scaling reaches, 0 when it says nothing about rotary positions."""
+    return max((rows for _, _, rows in _tables(view)), default=0)
+
+
+def _tables(view: ConfigView) -> list[tuple[str, Mapping[str, Any], int]]:
+    """Kind, parameters and rows of every distinct table."""
     positions = view.raw("max_position_embeddings")
     if not isinstance(positions, int) or isinstance(positions, bool) or positions < 1:
-        return 0
+        return []
+    tables: list[tuple[str, Mapping[str, Any]]]
     parameters = view.raw("rope_parameters")
     if isinstance(parameters, Mapping) and any(isinstance(v, Mapping) for v in parameters.values()):
         tables = [(kind, p) for kind, p in parameters.items() if isinstance(p, Mapping)]
@@ -31,7 +42,7 @@ def rotary_cache_elements(view: ConfigView) -> int:
         tables = [("", {**plain, **(scaling if isinstance(scaling, Mapping) else {})})]
         if view.raw("rope_local_base_freq") is not None or view.raw("rope_local_theta") is not None:
             tables.append(("local", {}))
-    return sum(_positions(positions, p) * _width(view, kind, p) for kind, p in tables)
+    return [(kind, p, _positions(positions, p)) for kind, p in tables]
 
 
 def _positions(positions: int, parameters: Mapping[str, Any]) -> int:

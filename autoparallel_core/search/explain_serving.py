@@ -21,6 +21,10 @@ def serving_plan_at(problem: Problem, evaluation: Evaluation, i: int) -> Plan:
     if problem.inference.assumed_in_flight is not None:
         n = s["concurrency"]
         notes = (f"{n:,.0f} request{'s' if round(n) != 1 else ''} in flight over all instances", *notes)
+    longest, asked = problem.arch.longest_context, problem.inference.context_tokens
+    if longest is not None and asked > longest:
+        words = f"requests of {asked:,} tokens pass the {longest:,} positions that the model's config allows: "
+        notes = (words + "engines refuse them unless rope scaling or their length limit is raised", *notes)
     if problem.inference.osl == 1:
         notes = (*notes, "a request of one output token has no time between tokens: its TPOT is zero")
     layers = problem.arch.num_layers // strategy.pp

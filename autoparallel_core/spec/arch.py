@@ -114,6 +114,11 @@ class ModelArch:
             seen.setdefault(layer, []).append(i)
         return tuple((layer, tuple(where)) for layer, where in seen.items())
 
+    @property
+    def longest_context(self) -> int | None:
+        """Positions that the config allows, stretched by its rotary scaling; None when it says nothing."""
+        return self.fact("rotary_positions") or self.max_position_embeddings
+
     def fact(self, name: str) -> int | None:
         return dict(self.rules).get(name)
 

@@ -321,3 +321,16 @@ def test_whatever_a_file_says_the_answer_is_a_model_or_a_sentence(changes):
     assert said
     assert "\n" not in said
     assert own.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("scaling", "reach"),
+    [
+        (None, 2048), ({"rope_type": "linear", "factor": 4.0}, 8192), ({"rope_type": "llama3", "factor": 8.0}, 2048),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}, 4096),
+    ],
+)  # fmt: skip
+def test_rotary_scaling_may_raise_the_longest_context(scaling, reach):
+    arch = build(max_position_embeddings=2048, rope_scaling=scaling)
+    assert arch.max_position_embeddings == 2048
+    assert arch.longest_context == reach

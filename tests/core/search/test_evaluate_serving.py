@@ -156,3 +156,11 @@ def test_the_plan_says_how_many_requests_are_in_flight() -> None:
     figures = plan_of(stated, Strategy(), concurrency=3, **work).serving
     assert figures is not None
     assert figures.notes == ()
+
+
+@pytest.mark.parametrize(("osl", "said"), [(72, False), (73, True)])
+def test_requests_beyond_the_models_positions_are_said(osl: int, said: bool) -> None:
+    work: dict[str, Any] = {"room_tokens": 500000, "isl": 131000, "osl": osl, "concurrency": 1}
+    figures = plan_of(evaluated(Strategy(), **work), Strategy(), **work).serving
+    assert figures is not None
+    assert any("131,072 positions" in n for n in figures.notes) is said
