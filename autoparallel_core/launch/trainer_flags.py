@@ -24,7 +24,7 @@ TABLE: tuple[Option, ...] = (
     ),
     *options(
         "str", "--model_name_or_path|--model-name-or-path|--model_id|--model|--base_model|--pretrained_model_name_or_path=model",
-        "--deepspeed|--deepspeed_config|--deepspeed-config|--ds_config=ds", "--fsdp", "--fsdp_config", "--recompute",
+        "--fsdp", "--fsdp_config", "--recompute",
         "--fsdp_transformer_layer_cls_to_wrap", "--attn_implementation=attention",
     ),
     *options("on", "--use_lora|--lora=lora", "--no_sequence_parallel"),
@@ -46,10 +46,10 @@ def switches(words: Sequence[str]) -> dict[str, bool]:
     return out
 
 
-def trainer_arguments(words: Sequence[str], program: str) -> Parsed:
-    """What the script's own flags say; unknown ones are the script's business."""
+def trainer_arguments(words: Sequence[str], program: str, *more: str) -> Parsed:
+    """What the script's own flags say; unknown ones are the script's business. ``more``: text flags of one engine."""
     kept = [w for w in words if w.split("=", 1)[0] not in _SWITCHES]
-    parsed = parse(kept, TABLE, program=program)
+    parsed = parse(kept, (*TABLE, *options("str", *more)), program=program)
     return Parsed({**parsed.values, **switches(words)}, (), parsed.unset)
 
 

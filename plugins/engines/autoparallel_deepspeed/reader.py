@@ -40,6 +40,9 @@ QUIET = (
 _ZERO = "deepspeed/runtime/zero/config.py"
 _CONFIG = "deepspeed/runtime/config.py"
 
+CONFIG_FLAG = "--deepspeed|--deepspeed_config|--deepspeed-config|--ds_config=ds"
+"""How training scripts name the configuration file."""
+
 
 @frozen
 class Settings:
@@ -94,7 +97,7 @@ def read_launch(files: Mapping[str, str], engine: str | None, problem: Problem |
 def _settings(sources: Sources) -> Settings | None:
     found = one_launch(find(sources, _script_at), per_node=PER_NODE, program="training")
     options = launcher_options(found) if found else {}
-    arguments = trainer_arguments(found.words, "the training script") if found else Parsed({})
+    arguments = trainer_arguments(found.words, "the training script", CONFIG_FLAG) if found else Parsed({})
     machines = found.machines if found else Machines()
     accelerate = named_document(sources, options.get("config_file")) or _accelerate(sources)
     config = named_document(sources, arguments.get("ds"))
