@@ -16,8 +16,7 @@ from autoparallel_core.report.layout import Column, print_bands, print_figures
 from autoparallel_core.report.serving import serving_columns
 from autoparallel_core.report.stages import print_stages
 from autoparallel_core.report.training import training_columns
-from autoparallel_core.search.rank import TIE
-from autoparallel_core.search.result import Plan, SearchResult
+from autoparallel_core.search.result import TIE, Plan, SearchResult
 from autoparallel_core.spec.problem import Problem
 
 _REASONED = 3

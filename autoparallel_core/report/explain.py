@@ -134,7 +134,8 @@ def limits(problem: Problem, plan: Plan) -> list[str]:
         f = plan.serving
         out.append(
             f"memory: {fmt.memory(f.weights_bytes_per_gpu)} of weights and {fmt.memory(f.kv_bytes_per_gpu)} of KV cache per GPU; "
-            f"the cache of all instances holds {f.max_concurrency:,} requests, {f.instances * f.batch_per_instance:,.0f} run"
+            f"the cache of all instances holds {fmt.plural(f.max_concurrency, 'request')}, "
+            f"{f.instances * f.batch_per_instance:,.0f} run"
         )
         return out
     d = plan.memory.deciding
@@ -269,8 +270,15 @@ def _figure(gpu: Gpu, name: str) -> str:
     table, _, key = name.partition(".")
     value = getattr(gpu, table, None)
     if isinstance(value, Mapping):
-        value = value.get(key) if key else ", ".join(f"{k} {v:g}" for k, v in value.items() if isinstance(v, int | float))
-    return f"{value:g}" if isinstance(value, int | float) else str(value if value is not None else "")
+        each = fmt.flops if table == "peak_flops" else "{:g}".format
+        value = value.get(key) if key else ", ".join(f"{k} {each(v)}" for k, v in value.items() if isinstance(v, int | float))
+    if not isinstance(value, int | float):
+        return str(value if value is not None else "")
+    if name.endswith("bytes_per_s"):
+        return fmt.bandwidth(value)
+    if "memory_bytes" in name:
+        return fmt.memory(value)
+    return fmt.seconds(value) if name.endswith("_s") else f"{value:g}"
 
 
 def _print_sources(console: Console, rows: Sequence[tuple[str, str, str, str]], time_sources: Mapping[str, float]) -> None:

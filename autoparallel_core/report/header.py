@@ -74,7 +74,7 @@ def workload_line(workload: Workload) -> str:
 def serving_line(workload: InferenceWorkload) -> str:
     limited = workload.goal == "latency" or workload.ttft_limit_s is not None or workload.tpot_limit_s is not None
     open_load = "requests in flight not stated" if limited else "as many requests in flight as fit"
-    load = f"{workload.concurrency:,} requests in flight" if workload.concurrency else open_load
+    load = f"{fmt.plural(workload.concurrency, 'request')} in flight" if workload.concurrency else open_load
     parts = [f"{workload.isl:,} input + {workload.osl:,} output tokens per request", load]
     if workload.precision:
         parts.append(f"GEMMs in {workload.precision}")
@@ -115,6 +115,12 @@ def engine_line(problem: Problem) -> str:
     return " · ".join(parts)
 
 
+def _engine_once(problem: Problem, assumptions: Sequence[str]) -> list[str]:
+    """The assumptions, that of the engine's version as a flag: the header's row already names the engine."""
+    version = f"{problem.engine.name} {problem.engine_version}"
+    return [f"--engine-version {problem.engine_version}" if a == version else a for a in assumptions]
+
+
 def print_header(
     console: Console,
     problem: Problem,
@@ -141,7 +147,7 @@ def print_header(
         *extra,
         *(("Note" if i == 0 else "", note) for i, note in enumerate(notes)),
     ]
-    assumed = tuple(a for a in dict.fromkeys((*assumptions, *problem.arch.notes)) if a not in notes)
+    assumed = tuple(a for a in dict.fromkeys((*_engine_once(problem, assumptions), *problem.arch.notes)) if a not in notes)
     short = [note for note in assumed if len(note) <= _SHORT]
     if assumed:
         rows.append(("Assumed", " · ".join(short) or "as follows"))

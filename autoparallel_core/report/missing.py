@@ -59,7 +59,7 @@ def what_is_missing(
                 )
         asked = getattr(work, "concurrency", None)
         if serving is not None and asked and serving.max_concurrency < asked:
-            out.append(f"KV cache: room for {serving.max_concurrency:,} requests of the {asked:,} asked for")
+            out.append(f"KV cache: room for {fmt.plural(serving.max_concurrency, 'request')} of the {asked:,} asked for")
     if gpus is not None:
         out.append(f"GPUs: {gpus:,} would do, {gpus - cluster.n_gpus:,} more than the {cluster.n_gpus:,} given")
     elif found is not None:

@@ -65,7 +65,7 @@ def serving_columns(problem: Problem, plans: Sequence[Plan], *, ranked: bool = T
             "batch\n/instance", [fmt.significant(f.batch_per_instance) for f in figures], "{} sequences per instance", starts=True
         ),
         column("KV tokens\n/instance", [f"{f.kv_tokens_per_instance:,}" for f in figures], "KV {} tokens per instance"),
-        column("room for\nrequests", [f"{f.max_concurrency:,}" for f in figures], "room for {} requests at once"),
+        column("room for\nrequests", [f"{f.max_concurrency:,}" for f in figures], "room for requests: {}"),
         total_columns(plans)[0],
         *memory_columns(plans),
     ]

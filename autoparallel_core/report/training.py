@@ -10,8 +10,7 @@ from autoparallel_core.report import format as fmt
 from autoparallel_core.report.causes import words
 from autoparallel_core.report.layout import Column
 from autoparallel_core.report.shares import memory_cells
-from autoparallel_core.search.rank import TIE
-from autoparallel_core.search.result import Plan, TrainingFigures
+from autoparallel_core.search.result import TIE, Plan, TrainingFigures
 from autoparallel_core.spec.problem import Problem
 
 

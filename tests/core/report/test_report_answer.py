@@ -261,3 +261,14 @@ def _latency_answer(console_at) -> str:
         console, result("inference", problem=evolve(asked, workload=evolve(asked.inference, goal="latency"))), PARAMETERS
     )
     return out.getvalue()
+
+
+def test_the_version_is_assumed_as_a_flag_and_one_request_is_singular(console_at):
+    console, out = console_at(120)
+    asked = problem("inference")
+    asked = evolve(asked, workload=evolve(asked.inference, concurrency=1), assumptions=("plain 1.2",))
+    print_answer(console, result("inference", problem=asked), PARAMETERS)
+    head = words(out.getvalue().split("Best")[0])
+    assert "1 request in flight" in head
+    assert "--engine-version 1.2" in head
+    assert head.count("plain 1.2") == 1
