@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from autoparallel_core.spec.problem import Problem
 
 
+CPU = "cpu"
+"""Vendor of devices that run what they launch."""
+
+
 @frozen(eq=False)
 class Measured:
     """A GPU as measured, and what else the measurement says."""
@@ -33,7 +37,12 @@ class Measured:
     """Sentences for the answer: which file, and what of it could not be used."""
 
     def applied_to(self, problem: Problem) -> Problem:
-        """The problem with the measured constants in place; the engine's own ones give way, too."""
+        """The problem with the measured constants in place; the engine's own ones give way, too.
+
+        A processor that only its own profile describes launches nothing ahead of itself: every operator's overhead counts.
+        """
+        if self.gpu.vendor == CPU:
+            problem = evolve(problem, software=evolve(problem.software, launch_blocking=True))
         return evolve(problem, constants={**problem.constants, **self.constants}) if self.constants else problem
 
 

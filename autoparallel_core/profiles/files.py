@@ -113,8 +113,8 @@ def document(profile: Profile) -> dict[str, Any]:
     }
     if profile.device is not None:
         plain = asdict(profile.device, recurse=False)
-        out["device"] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in plain.items() if v not in (None, {}, (), "")}
-        out["device"].pop("default", None)
+        stated = {k: v for k, v in plain.items() if v not in (None, {}, (), "") and k not in {"default", "tables", "replaced"}}
+        out["device"] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in stated.items()}
     for name, table in profile.tables.items():
         columns = {c: v.tolist() for c, v in table.columns.items()}
         if not any(columns["spread"]):

@@ -68,10 +68,10 @@ def _table_of(header: list[str], time: str, where: str) -> str:
 
 
 def _row(row: dict[str, Any], name: str, time: str, where: str) -> dict[str, Any]:
+    if None in row or None in row.values():
+        raise SpecError(f"{where}: has not as many values as the header has columns")
     out: dict[str, Any] = {}
     for column, text in row.items():
-        if column is None or text is None:
-            raise SpecError(f"{where}: has not as many values as the header has columns")
         value = text.strip()
         if column == "table" or (not value and column not in TABLES[name]):
             continue

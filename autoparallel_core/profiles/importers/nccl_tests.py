@@ -78,19 +78,19 @@ def read_nccl_tests(path: Path, gpu: Gpu) -> Profile:
 
 
 def _runs(text: str, where: str) -> Iterator[_Run]:
+    """Runs in order; a test's name counts for the run that it stands before, or in before its rows."""
     run: _Run | None = None
-    kind: str | None = None
+    announced: str | None = None
     for number, line in enumerate(text.splitlines(), 1):
         if named := _NAME.search(line):
-            kind = _TESTS.get(named[1] or named[2], kind)
+            announced = _TESTS.get(named[1] or named[2], announced)
+            if run is not None and not run.rows:
+                run = _Run(run.first_line, announced, run.ranks, run.rows)
         if line.startswith("# nThread") or (run is None and line.startswith("#")):
             if run is not None:
                 yield run
-                if not named:
-                    kind = None
-            run = _Run(number, kind)
-        elif run is not None and kind is not None and run.kind is None and not run.rows:
-            run = _Run(run.first_line, kind, run.ranks, run.rows)
+            kind = announced if run is None or run.rows else announced or run.kind
+            run, announced = _Run(number, kind), None
         if run is None:
             continue
         if rank := _RANK.match(line):

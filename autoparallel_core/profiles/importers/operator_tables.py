@@ -226,12 +226,22 @@ def _plain(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 def _rows(path: Path, where: str) -> list[dict[str, Any]]:
     if path.suffix == ".txt":
         with path.open(encoding="utf-8", newline="") as f:
-            return [dict(r) for r in csv.DictReader(f)]
+            return [{k: _value(v) for k, v in r.items()} for r in csv.DictReader(f)]
     if importlib.util.find_spec("pyarrow") is None:
         raise SpecError(f"{where}: reading {path.name} needs pyarrow, which is not installed (pip install pyarrow)")
     parquet: Any = importlib.import_module("pyarrow.parquet")
     rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
     return rows
+
+
+def _value(text: str) -> str | int | float:
+    """Numbers of a text file as numbers."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _median(table: Table) -> Table:

@@ -81,7 +81,7 @@ def _time(torch: Any, call: Any, group: Any, device: str, budget_s: float) -> Ti
         distributed.all_reduce(flag, op=distributed.ReduceOp.MAX, group=group)  # all ranks count the same time
         times.append(float(flag[0]))
         spent += times[-1]
-    return summary(times, len(times))
+    return summary(times, device, len(times))
 
 
 def _settle(torch: Any, device: str) -> None:

@@ -19,6 +19,7 @@ from autoparallel_core.spec.cluster import Gpu
 
 _MEMORY_TOLERANCE = 0.08
 """Presets state what the driver shows; the rest is a reserved region."""
+_BOARDS = ("pcie", "nvl")
 _TURBO = 1.5
 """Clock over the one that a virtual machine shows, at most: the bound must not be below the truth."""
 
@@ -91,18 +92,25 @@ def preset_of(device: Device, gpus: Iterable[Gpu], wanted: Gpu | None) -> Gpu | 
         return wanted
     if device.kind == "cpu":
         return None
-    words = set(re.findall(r"[a-z]+\d+[a-z]*|\d{3,}[a-z]*", device.name.casefold()))
+    chips, boards = _words_of(device.name)
     fitting = [
         g
         for g in gpus
-        if abs(device.memory_bytes / g.memory_bytes - 1) < _MEMORY_TOLERANCE
-        and any(words & set(re.findall(r"[a-z]+\d+[a-z]*|\d{3,}[a-z]*", n.casefold())) for n in (g.name, *g.aliases))
+        if abs(device.memory_bytes / g.memory_bytes - 1) < _MEMORY_TOLERANCE and boards == _words_of(g.name)[1]
+        if any(chips & _words_of(n)[0] for n in (g.name, *g.aliases))
     ]
+    fitting = [g for g in fitting if chips & _words_of(g.name)[0]] or fitting
     if len(fitting) == 1:
         return fitting[0]
     names = [g.name for g in gpus]
     which = f"{' and '.join(g.name for g in fitting)} both fit it" if fitting else did_you_mean(device.name, names)
     raise SpecError(f"no preset is certainly this {device.name}; say which with --gpu-type: {which}")
+
+
+def _words_of(name: str) -> tuple[set[str], set[str]]:
+    """Chip names (letters and digits) in a GPU's name, and the kind of board where it is not the usual module."""
+    folded = name.casefold()
+    return set(re.findall(r"(?!sxm|hbm)\b[a-z]+\d+[a-z]*|\b\d{3,}[a-z]*", folded)), {b for b in _BOARDS if b in folded}
 
 
 # -- the CPU ------------------------------------------------------------------------------------------------------------

@@ -68,18 +68,14 @@ def _gemm(device: str, dtypes: tuple[str, ...], arch: ModelArch | None) -> Itera
 
 
 def _matrices(arch: ModelArch) -> list[tuple[int, int]]:
-    """(n, k) of the model's products, whole and split over two, four and eight ranks, largest first."""
-    found: dict[tuple[int, int], None] = {}
+    """(n, k) of the model's products, whole, then split over two, four and eight ranks, as many as are worth the time."""
     blocks = [b for layer, _ in arch.layer_classes() for b in layer.blocks]
-    for op in (op for b in (*blocks, arch.epilogue) for op in b.ops):
-        if isinstance(op, Gemm):
-            n, k = sum(a.size for a in op.n), op.k.size
-            for tp in (1, 2, 4, 8):
-                column, row = (n // tp, k), (n, k // tp)
-                found |= dict.fromkeys(x for x in (column, row) if min(x) >= 64 and n % tp == 0 and k % tp == 0)
-    ordered = sorted(found, key=lambda x: -x[0] * x[1])
-    step = max(1, -(-len(ordered) // _MOST_MATRICES))
-    return ordered[::step]
+    products = [(sum(a.size for a in op.n), op.k.size) for b in (*blocks, arch.epilogue) for op in b.ops if isinstance(op, Gemm)]
+    found: dict[tuple[int, int], None] = {}
+    for tp, (n, k) in product((1, 2, 4, 8), products):
+        if n % tp == 0 and k % tp == 0:
+            found |= dict.fromkeys(x for x in ((n // tp, k), (n, k // tp)) if min(x) >= 64)
+    return list(found)[:_MOST_MATRICES]
 
 
 def _attention(device: str, arch: ModelArch | None) -> Iterator[Probe]:
@@ -121,10 +117,10 @@ def _experts(device: str, arch: ModelArch | None) -> Iterator[Probe]:
 
 
 def _memory(device: str) -> Iterator[Probe]:
-    sizes = (2**22, 2**24, 2**26) if device == "cpu" else (2**24, 2**27, 2**29, 2**31)
+    sizes = (2**21, 2**23, 2**25) if device == "cpu" else (2**24, 2**27, 2**29, 2**31)
     for op, size in product(("copy", "add", "norm", "activation"), sizes):
         yield {"table": "memory", "op": op, "bytes": size}
-    for op, size in (("adam", 2**26), ("loss", 2**24)) if device == "cpu" else (("adam", 2**31), ("loss", 2**30)):
+    for op, size in (("adam", 2**25), ("loss", 2**22)) if device == "cpu" else (("adam", 2**31), ("loss", 2**30)):
         yield {"table": "memory", "op": op, "bytes": size}
 
 

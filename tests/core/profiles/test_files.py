@@ -124,7 +124,7 @@ def test_what_is_written_reads_back(profile, tmp_path):
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["copy.json"]
 
 
-def test_a_device_no_plugin_knows_is_described_by_its_file(profile):
+def test_a_device_no_plugin_knows_is_described_by_its_file(profile, tmp_path):
     device = {
         "vendor": "acme", "memory_bytes": 8e9, "marketing_memory_bytes": 8e9, "hbm_bytes_per_s": 2e10,
         "peak_flops": {"bf16": 1e11}, "scale_up_bytes_per_s": 1e9, "scale_up_domain": 2, "nic_bytes_per_s": 1e9,
@@ -133,6 +133,8 @@ def test_a_device_no_plugin_knows_is_described_by_its_file(profile):
     found = read_profile(profile(device=device))
     assert found.device is not None
     assert (found.device.name, found.device.peak("bf16")) == ("toy-gpu", 1e11)
+    write_profile(read_profile(profile(device=device, gemm=ROWS, attention=None, collectives=None)), tmp_path / "again.json")
+    assert read_profile(tmp_path / "again.json").device == found.device
     with pytest.raises(SpecError, match=r"device: .*memory_bytes"):
         read_profile(profile(device={**device, "memory_bytes": "much"}))
     with pytest.raises(SpecError, match="device: "):
