@@ -11,7 +11,7 @@ TABLE: tuple[Option, ...] = (
         "--attn-cp-size=attn_cp", "--dcp-size=dcp", "--dwdp-size=dwdp", "--moe-dp-size=moe_dp", "--nnodes",
         "--moe-dense-tp-size=dense_tp", "--shared-experts-tp-size=shared_tp", "--chunked-prefill-size=chunk", "--page-size=page",
         "--max-running-requests=running", "--context-length=context", "--max-total-tokens=pool", "--max-prefill-tokens",
-        "--ep-num-redundant-experts=redundant", "--cuda-graph-max-bs",
+        "--ep-num-redundant-experts=redundant",
     ),
     *options("float", "--mem-fraction-static=memory_fraction", "--cpu-offload-gb"),
     *options(
