@@ -94,7 +94,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="training run records, one JSON object a line")
     parser.add_argument("--crossvalidation", type=Path)
-    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent.parent / "docs" / "explanation" / "accuracy.md")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).resolve().parent.parent / "docs" / "explanation" / "accuracy.md"
+    )
     args = parser.parse_args()
     records = list(read_records(args.runs))
     predictions = predict_records(records, ap.host())

@@ -64,8 +64,8 @@ BLACKWELL, ULTRA = ("B200", "GB200"), ("B300", "GB300")
 FITTED = (
     Fitted("gemm_bf16", 0.82, 0.05, 0.60, 0.87, AMPERE),
     Fitted("gemm_bf16", 0.70, 0.2, 0.50, 0.80, HOPPER),
-    Fitted("gemm_bf16", 0.55, 0.2, 0.30, 0.78, ("B200",)),
-    Fitted("gemm_bf16", 0.65, 0.2, 0.30, 0.73, ("GB200", *ULTRA)),
+    Fitted("gemm_bf16", 0.55, 0.2, 0.30, 0.78, BLACKWELL),
+    Fitted("gemm_bf16", 0.65, 0.2, 0.30, 0.78, ULTRA),
     Fitted("gemm_bf16", 0.46, 0.2, 0.30, 0.68, MI),
     Fitted("gemm_fp8", 0.65, 0.2, 0.30, 0.71, HOPPER),
     Fitted("gemm_fp8", 0.55, 0.2, 0.30, 0.72, BLACKWELL),
