@@ -92,7 +92,7 @@ class Gpu:
     tables: Mapping[str, Any] = field(factory=dict, repr=False)
     """Measured points that refine an efficiency, by its name (``gemm.bf16``): ``profiles.residuals.Residuals``."""
     replaced: frozenset[str] = frozenset()
-    """Figures that the user's own measurement put in the place of a preset's (``gemm.bf16``, ``training.hbm``, ``constant x``)."""
+    """Figures that the user measured in place of the preset (``gemm.bf16``, ``training.hbm``, ``constant x``)."""
     host_link_bytes_per_s: float | None = None
     """GPU to host per direction (PCIe or a coherent link); carries GPU-to-GPU traffic where the fabric ends inside a node."""
     default: bool = False
