@@ -38,7 +38,9 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="where the time goes, by cProfile")
     args = parser.parse_args()
     host = ap.host()
-    print(f"{'case':<26}{'enumerated':>12}{'priced':>12}{'fit':>10}{'wall s':>8}{'CPU s':>8}{'priced/CPU s':>14}{'peak MB':>9}")
+    print(
+        f"{'case':<26}{'enumerated':>12}{'priced':>12}{'fit':>10}{'wall s':>8}{'CPU s':>8}{'decided/CPU s':>15}{'priced/CPU s':>14}{'peak MB':>9}"
+    )
     for i in args.cases or range(len(CASES)):
         model, n_gpus, seq_len, batch = CASES[i]
         problem = problem_of(model, n_gpus, seq_len, batch, gpu=args.gpu, engine=args.engine)
@@ -52,7 +54,7 @@ def main() -> None:
         name = f"{model.split('/')[1]} on {n_gpus:,}"
         print(
             f"{name:<26}{result.enumerated:>12,}{result.evaluated:>12,}{result.fitting:>10,}{wall:>8.2f}{cpu:>8.2f}"
-            f"{result.evaluated / cpu:>14,.0f}{peak_mb:>9.0f}"
+            f"{result.enumerated / cpu:>15,.0f}{result.evaluated / cpu:>14,.0f}{peak_mb:>9.0f}"
         )
         if result.plans:
             print(f"  best: {result.plans[0].strategy}  {result.plans[0].throughput:,.0f} tokens/s/GPU")
