@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 from numpy.typing import NDArray
 
 from autoparallel_core.cost.hardware import TrainingHardware
 from autoparallel_core.cost.host_time import HostModel
-from autoparallel_core.cost.layer import CAUSES, LayerCost, layer_cost
+from autoparallel_core.cost.layer import CAUSES, LayerCost, layer_cost, parameters
 from autoparallel_core.cost.recompute import Recompute
 from autoparallel_core.cost.stages import StageLayout, stage_layout
 from autoparallel_core.ops.mesh import KEYS, Mesh
@@ -55,11 +55,16 @@ def price_layers(problem: Problem, hw: TrainingHardware, layer_keys: StrategyBat
             part[:, CAUSES.index("host")] += host.wait_s(part.sum(axis=1), passes * cost.launches, passes, routed=routed)
         return cost
 
+    def with_head(blocks: tuple[Block, ...]) -> LayerCost:
+        """A prediction layer runs the head again; the head's parameters are the epilogue's and counted there."""
+        dense, expert, _ = parameters(blocks, mesh)
+        return evolve(layer((*blocks, arch.epilogue)), dense_params=dense, expert_params=expert)
+
     return Pieces(
         classes=tuple(layer(x.blocks) for x, _ in arch.layer_classes()),
         prologue=layer_cost((arch.prologue,), mesh, hw, recompute),
         epilogue=layer_cost((arch.epilogue,), mesh, hw, recompute),
-        mtp=tuple(layer((*x.blocks, arch.epilogue)) for x in arch.mtp),
+        mtp=tuple(with_head(x.blocks) for x in arch.mtp),
         mesh=mesh,
     )
 

@@ -265,3 +265,21 @@ def test_hybrid_sharding_gathers_inside_its_group():
     e = price(problem(dp_overlap=False), "tp1 pp1 dp64 zero1 mbs1", "tp1 pp1 dp64 zero1 shard8 mbs1")
     assert e.memory["optimizer"][1] == pytest.approx(8 * e.memory["optimizer"][0])
     assert e.seconds["dp_comm"][1] != e.seconds["dp_comm"][0]
+
+
+def test_a_prediction_layer_shares_the_head():
+    """671.03 + 11.61 billion parameters (DeepSeek-V3 with its prediction block), the head once: 2 bytes of weights each."""
+    from autoparallel_core.cluster import build_cluster
+    from autoparallel_core.host import host
+    from autoparallel_core.models import load_model
+    from autoparallel_core.problem import make_problem
+    from autoparallel_core.search.explain import explain_strategy
+    from autoparallel_core.spec.strategy import Strategy
+    from autoparallel_core.spec.workload import TrainingWorkload
+
+    arch = load_model("deepseek-ai/DeepSeek-V3", host())
+    work = TrainingWorkload(seq_len=4096, global_batch_size=1024)
+    cluster = build_cluster(host().gpu("H200"), 1024)
+    problem = make_problem(arch, cluster, work, engine="megatron", host=host())
+    plan = explain_strategy(problem, Strategy(dp=1024))
+    assert plan.memory.stages[0].bytes["weights"] == 2 * (671_026_404_352 + 11_610_067_968)
