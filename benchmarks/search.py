@@ -39,7 +39,8 @@ def main() -> None:
     args = parser.parse_args()
     host = ap.host()
     print(
-        f"{'case':<26}{'enumerated':>12}{'priced':>12}{'fit':>10}{'wall s':>8}{'CPU s':>8}{'decided/CPU s':>15}{'priced/CPU s':>14}{'peak MB':>9}"
+    head = ("enumerated", 12), ("priced", 12), ("fit", 10), ("wall s", 8), ("CPU s", 8), ("decided/CPU s", 15), ("priced/CPU s", 14)
+    print(f"{'case':<26}" + "".join(f"{name:>{width}}" for name, width in (*head, ("peak MB", 9))))
     )
     for i in args.cases or range(len(CASES)):
         model, n_gpus, seq_len, batch = CASES[i]
