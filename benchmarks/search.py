@@ -38,10 +38,8 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="where the time goes, by cProfile")
     args = parser.parse_args()
     host = ap.host()
-    print(
-    head = ("enumerated", 12), ("priced", 12), ("fit", 10), ("wall s", 8), ("CPU s", 8), ("decided/CPU s", 15), ("priced/CPU s", 14)
-    print(f"{'case':<26}" + "".join(f"{name:>{width}}" for name, width in (*head, ("peak MB", 9))))
-    )
+    head = (("enumerated", 12), ("priced", 12), ("fit", 10), ("wall s", 8), ("CPU s", 8), ("decided/CPU s", 15))
+    print(f"{'case':<26}" + "".join(f"{name:>{w}}" for name, w in (*head, ("priced/CPU s", 14), ("peak MB", 9))))
     for i in args.cases or range(len(CASES)):
         model, n_gpus, seq_len, batch = CASES[i]
         problem = problem_of(model, n_gpus, seq_len, batch, gpu=args.gpu, engine=args.engine)
