@@ -15,7 +15,7 @@ from autoparallel_core.spec.workload import PRECISIONS, InferenceWorkload, Softw
 if TYPE_CHECKING:
     from autoparallel_core.host import Host
     from autoparallel_core.spec.arch import ModelArch
-    from autoparallel_core.spec.cluster import Cluster
+    from autoparallel_core.spec.cluster import Cluster, Gpu
 
 OPERANDS = {"mxfp8": "fp8", "nvfp4": "fp4"}
 """The tensor-core dtype of a precision, where it is not its own name."""
@@ -68,7 +68,7 @@ def make_problem(
         engine_version=engine_version or spec.default_version,
         constants=_constants(spec),
         software=settled,
-        assumptions=tuple(_assumptions(arch, spec, engine_version, settled)),
+        assumptions=(*_assumptions(arch, spec, engine_version, settled), *_assumed_of_gpu(cluster.gpu, workload)),
     )
 
 
@@ -101,6 +101,26 @@ def _assumptions(arch: ModelArch, spec: EngineSpec, version: str | None, softwar
         if name in OF_EXPERTS and not arch.num_experts:
             continue
         yield f"{name.replace('_', ' ')}: {spec.decides.get(name) or _words(getattr(software, name))}"
+
+
+IN_SITU = ("all_reduce_bytes_per_s", "all_reduce_latency_s")
+"""Training figures for which the link's own stand in when a GPU's data has none."""
+
+
+def _assumed_of_gpu(gpu: Gpu, workload: Workload) -> Iterable[str]:
+    """Rates of the GPU that nobody measured, in the mode that is asked."""
+    if isinstance(workload, TrainingWorkload):
+        assumed = [k for k in gpu.training if gpu.sources.get(f"training.{k}", "").startswith("assumed")]
+        if missing := [k for k in IN_SITU if k not in gpu.training]:
+            yield f"{gpu.name} states no {' and no '.join(missing)}: the link's own figures are taken"
+    else:
+        tables = {"gemm": gpu.gemm, "expert_gemm": gpu.expert_gemm, "attention": gpu.attention}
+        assumed = [
+            f"{name}.{k}" for name, rows in tables.items() for k, e in rows.items() if e.origin == "assumed" and "@" not in k
+        ]
+    if assumed:
+        shown = ", ".join(assumed[:4]) + (f" and {len(assumed) - 4} more" if len(assumed) > 4 else "")
+        yield f"rates of {gpu.name} without a measurement: {shown} (sources: autoparallel gpus show {gpu.name})"
 
 
 def unknown_version(spec: EngineSpec, version: str) -> str:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from operator_fits import Preset, attention, collectives, expert_gemm, fixed_seconds, gemm
+from collective_fits import collectives
+from operator_fits import Preset, attention, expert_gemm, fixed_seconds, gemm
 from operator_tables import Tables
 from roofline_fit import Curve, Roofline
 

@@ -69,8 +69,9 @@ def optimizer_s(problem: Problem, local_params: Array, offload: NDArray[np.int64
     """Adam over the local shard; offloaded state also crosses the host link both ways and is updated in host memory."""
     c = problem.constant
     on_device = local_params * c("optimizer_bytes_per_param") / hbm_bytes_per_s
-    transfer = local_params * (problem.constant("memory_grad_bytes") + 2.0) / c("offload_link_bytes_per_s")
-    host = local_params * 28.0 / (c("host_memory_bytes_per_s") / problem.cluster.gpus_per_node)
+    ranks = min(problem.cluster.gpus_per_node, problem.cluster.n_gpus)
+    transfer = local_params * (c("memory_grad_bytes") + c("dp_param_bytes")) / c("offload_link_bytes_per_s")
+    host = local_params * c("host_optimizer_bytes_per_param") * ranks / c("host_memory_bytes_per_s")
     return np.where(offload > 0, transfer + host, on_device) + c("optimizer_fixed_s")
 
 

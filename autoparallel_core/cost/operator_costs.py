@@ -105,7 +105,12 @@ def _attention(t: LayerSum, block: Block, op: Op) -> None:
     q = mesh.local(op.heads) if op.query_saved else 0.0
     t.keep(op, block, mesh.tokens * (q + kv) * 2.0, what="qkv")
     if hw.unfused_attention:
-        t.keep(op, block, heads * mesh.sequences * mesh.seq_len**2 / mesh.cp * 5.0, what="scores")
+        t.keep(
+            op,
+            block,
+            heads * mesh.sequences * mesh.seq_len**2 / mesh.cp * hw.problem.constant("unfused_score_bytes"),
+            what="scores",
+        )
     if np.any(mesh.cp > 1) and op.v_width:
         _context_parallel(t, mesh.tokens * kv * 2.0, forward, backward)
 
@@ -136,7 +141,7 @@ def _scan(t: LayerSum, block: Block, op: Op) -> None:
     flops = mesh.tokens * (4.0 * v * k_width + 2.0 * op.chunk * (v + v / op.heads.width * k_width))
     moved = mesh.tokens * (2.0 * v + 2.0 * mesh.local(op.key_heads)) * 2.0 * (2.0 if op.conv_width else 1.0)
     forward = hw.scan_s(flops, moved)
-    t.add("scan", forward, 2.5 * forward)
+    t.add("scan", forward, hw.problem.constant("scan_backward_factor") * forward)
     t.keep(op, block, mesh.tokens * (v + 2.0 * mesh.local(op.key_heads)) * 2.0 * (2.0 if op.conv_width else 1.0), what="qkv")
 
 

@@ -54,6 +54,7 @@ def in_flight(schedule: str, p: Array, v: Array, m: Array, stage: Array) -> Arra
     if schedule == "gpipe":
         return m
     if schedule == "dualpipe_v":
+        # The README's table: PP + 1 chunks on PP = 2p chunk positions, two chunks being one stage.
         return np.minimum(m, p + 0.5)
     if schedule == "zero_bubble":
         return np.minimum(m, p)

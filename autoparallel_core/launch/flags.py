@@ -38,6 +38,12 @@ class Option:
         return self.dest or self.names[0].lstrip("-").replace("-", "_")
 
 
+def dashed(word: str) -> str:
+    """A long flag with dashes for underscores; its value, if any, as it stands."""
+    name, eq, value = word.partition("=")
+    return name.replace("_", "-") + eq + value if name.startswith("--") else word
+
+
 def options(kind: Kind, *names: str) -> tuple[Option, ...]:
     """One option per word; spellings of one option are joined by ``|``, and ``=dest`` names where it goes."""
     out = []

@@ -123,6 +123,13 @@ class Job:
     """Of the GPUs; the prefix of the resource that pods ask for."""
     master_port: int = 29500
 
+    @classmethod
+    def of(cls, problem: Problem, image: str) -> Job:
+        """The job that runs ``launch.sh`` on the problem's cluster."""
+        c = problem.cluster
+        per_node = min(c.gpus_per_node, c.n_gpus)
+        return cls(slug(problem.arch.name), "launch.sh", c.n_nodes, per_node, image, c.gpu.vendor.lower())
+
 
 def node_variables(job: Job) -> str:
     """Which node this is, for scripts that a person, a batch system or a pod starts alike."""

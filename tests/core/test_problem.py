@@ -9,6 +9,7 @@ from problem_builders import cluster, dense
 from autoparallel_core.cost.constants import core_constants
 from autoparallel_core.errors import SpecError
 from autoparallel_core.problem import make_problem
+from autoparallel_core.spec.cluster import Efficiency
 from autoparallel_core.spec.problem import Constant, EngineSpec, Problem
 from autoparallel_core.spec.workload import InferenceWorkload, Software, TrainingWorkload
 
@@ -55,9 +56,12 @@ def test_gradients_in_16_bit_reach_the_software() -> None:
     assert make(TrainingWorkload(4096, 64, grad_reduce_in_fp32=False)).software.grad_dtype == "bf16"
 
 
+MEASURED = {"training": {"all_reduce_bytes_per_s": 1e11, "all_reduce_latency_s": 1e-5}}
+
+
 def test_assumptions_are_listed() -> None:
-    assert make().assumptions == ("rope_theta assumed", "test 2.1", "elementwise: eager", "tp overlap: on")
-    stated = make(engine_version="2.0", software={"elementwise": "fused", "tp_overlap": False})
+    assert make(gpu=MEASURED).assumptions == ("rope_theta assumed", "test 2.1", "elementwise: eager", "tp overlap: on")
+    stated = make(gpu=MEASURED, engine_version="2.0", software={"elementwise": "fused", "tp_overlap": False})
     assert stated.assumptions == ("rope_theta assumed",)
     assert stated.engine_version == "2.0"
 
@@ -101,3 +105,20 @@ def test_a_gpu_without_the_precision_is_refused() -> None:
     with pytest.raises(SpecError, match="T-80 has no bf16 tensor-core peak; it supports fp16"):
         make(gpu=old)
     assert make(TrainingWorkload(4096, 64, precision="fp16"), gpu=old).training.precision == "fp16"
+
+
+def test_rates_of_a_gpu_that_nobody_measured_are_said() -> None:
+    figures = {"gemm_bf16": 0.5, "hbm": 0.8, "all_reduce_bytes_per_s": 1e11, "all_reduce_latency_s": 1e-5}
+    sources = {"training.gemm_bf16": "assumed: as a sister", "training.hbm": "measured here"}
+    said = make(gpu={"training": figures, "sources": sources}).assumptions
+    assert any("without a measurement: gemm_bf16 (" in a for a in said)
+    assert not any("the link's own figures" in a for a in said)
+    bare = make(gpu={"training": {"gemm_bf16": 0.5}, "sources": {"training.gemm_bf16": "measured here"}}).assumptions
+    assert any("no all_reduce_bytes_per_s and no all_reduce_latency_s: the link's own" in a.replace("states ", "") for a in bare)
+    guessed = Efficiency(0.5, 0.8, "as a sister", "assumed")
+    serving = make(
+        InferenceWorkload(128, 128), gpu={"gemm": {"bf16": guessed}, "attention": {"decode": evolve(guessed, origin="measured")}}
+    )
+    assert [a for a in serving.assumptions if "without a measurement" in a] == [
+        "rates of T-80 without a measurement: gemm.bf16 (sources: autoparallel gpus show T-80)"
+    ]

@@ -15,7 +15,6 @@ from autoparallel_core.launch.write import (
     kubernetes_job,
     node_variables,
     script,
-    slug,
     slurm,
     title,
 )
@@ -29,9 +28,7 @@ BUCKET = 500_000_000
 
 def launch_files(problem: Problem, strategy: Strategy, options: Mapping[str, Any]) -> Mapping[str, str]:
     """Files by name."""
-    per_node = min(problem.cluster.gpus_per_node, problem.cluster.n_gpus)
-    job = Job(slug(problem.arch.name), "launch.sh", problem.cluster.n_nodes, per_node, "deepspeed/deepspeed:latest",
-              problem.cluster.gpu.vendor.lower())  # fmt: skip
+    job = Job.of(problem, "deepspeed/deepspeed:latest")
     head = title(problem, strategy, options)
     return {
         "ds_config.json": json.dumps(ds_config(problem, strategy), indent=2) + "\n",

@@ -14,7 +14,6 @@ from autoparallel_core.launch.write import (
     kubernetes_job,
     node_variables,
     script,
-    slug,
     slurm,
     title,
     yaml_scalar,
@@ -36,9 +35,7 @@ LAYERS = {"llama": "LlamaDecoderLayer", "mistral": "MistralDecoderLayer", "mixtr
 
 def launch_files(problem: Problem, strategy: Strategy, options: Mapping[str, Any]) -> Mapping[str, str]:
     """Files by name."""
-    per_node = min(problem.cluster.gpus_per_node, problem.cluster.n_gpus)
-    job = Job(slug(problem.arch.name), "launch.sh", problem.cluster.n_nodes, per_node, "pytorch/pytorch:latest",
-              problem.cluster.gpu.vendor.lower())  # fmt: skip
+    job = Job.of(problem, "pytorch/pytorch:latest")
     head = title(problem, strategy, options)
     return {
         "accelerate.yaml": accelerate_yaml(problem, strategy, head),

@@ -15,7 +15,6 @@ from autoparallel_core.launch.write import (
     kubernetes_job,
     node_variables,
     script,
-    slug,
     slurm,
     title,
 )
@@ -43,16 +42,7 @@ def launch_files(problem: Problem, strategy: Strategy, options: Mapping[str, Any
     """Files by name."""
     from autoparallel_megatron.bridge import bridge_config
 
-    nodes = problem.cluster.n_nodes
-    per_node = min(problem.cluster.gpus_per_node, problem.cluster.n_gpus)
-    job = Job(
-        slug(problem.arch.name),
-        "launch.sh",
-        nodes,
-        per_node,
-        "nvcr.io/nvidia/pytorch:26.06-py3",
-        problem.cluster.gpu.vendor.lower(),
-    )
+    job = Job.of(problem, "nvcr.io/nvidia/pytorch:26.06-py3")
     head = title(problem, strategy, options)
     return {
         "launch.sh": script(head, "set -euo pipefail", node_variables(job), environment(problem, strategy), *_arrays(problem,

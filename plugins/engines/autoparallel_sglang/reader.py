@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autoparallel_core.launch.batch import Machines
-from autoparallel_core.launch.flags import Parsed, parse, sort_leftover
+from autoparallel_core.launch.flags import Parsed, dashed, parse, sort_leftover
 from autoparallel_core.launch.found import Found, find, has_flag, one_launch, program_at
 from autoparallel_core.launch.result import KV_DTYPES, instances, said, shared_fields
 from autoparallel_core.launch.sources import Sources, keyword_words, take_apart
@@ -44,13 +44,8 @@ def read_launch(files: Mapping[str, str], engine: str | None, problem: Problem |
         found = Found(words, {}, Machines())
     if found is None:
         return None
-    parsed = parse([_dashed(w) for w in found.words], TABLE, program="sglang", abbreviations=True)
+    parsed = parse([dashed(w) for w in found.words], TABLE, program="sglang", abbreviations=True)
     return _launch(sources, found, parsed, problem)
-
-
-def _dashed(word: str) -> str:
-    name, eq, value = word.partition("=")
-    return name.replace("_", "-") + eq + value if name.startswith("--") else word
 
 
 def attention_dp(parsed: Parsed) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from textwrap import dedent
 from typing import Any
 
-from autoparallel_core.launch.write import Job, comment, exports, kubernetes_job, node_variables, script, slug, slurm, title
+from autoparallel_core.launch.write import Job, comment, exports, kubernetes_job, node_variables, script, slurm, title
 from autoparallel_core.search.common_rules import parse_version
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.strategy import RECOMPUTE, Strategy
@@ -30,9 +30,7 @@ SCHEDULES = {("1f1b", False): "1F1B", ("1f1b", True): "Interleaved1F1B", ("gpipe
 
 def launch_files(problem: Problem, strategy: Strategy, options: Mapping[str, Any]) -> Mapping[str, str]:
     """Files by name."""
-    per_node = min(problem.cluster.gpus_per_node, problem.cluster.n_gpus)
-    job = Job(slug(problem.arch.name), "launch.sh", problem.cluster.n_nodes, per_node, "pytorch/pytorch:latest",
-              problem.cluster.gpu.vendor.lower())  # fmt: skip
+    job = Job.of(problem, "pytorch/pytorch:latest")
     head = title(problem, strategy, options)
     new = parse_version(problem.engine_version) >= parse_version(PYTHON_SINCE)
     name, text = ("plan.py", python_config(problem, strategy, head)) if new else ("plan.toml", toml(problem, strategy, head))

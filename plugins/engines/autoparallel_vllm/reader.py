@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoparallel_core.launch.batch import Machines
-from autoparallel_core.launch.flags import Parsed, parse, sort_leftover
+from autoparallel_core.launch.flags import Parsed, dashed, parse, sort_leftover
 from autoparallel_core.launch.found import Found, find, has_flag, one_launch, program_at
 from autoparallel_core.launch.result import KV_DTYPES, instances, said, shared_fields
 from autoparallel_core.launch.sources import Sources, keyword_words, take_apart
@@ -45,18 +45,11 @@ def read_launch(files: Mapping[str, str], engine: str | None, problem: Problem |
         found = Found(called, {}, Machines())
     if found is None and (found := _from_yaml(sources, named=engine == NAME)) is None:
         return None
-    words = [w.replace("_", "-") if w.startswith("--") and "=" not in w else _dashed(w) for w in found.words]
+    words = [dashed(w) for w in found.words]
     parsed = parse(words, TABLE, program="vllm serve")
     parsed = _with_config(parsed, sources)
     model = parsed.get("model") or (found.words[0] if found.words and not found.words[0].startswith("-") else None)
     return _launch(sources, found, parsed, model, problem)
-
-
-def _dashed(word: str) -> str:
-    if word.startswith("--") and "=" in word:
-        name, value = word.split("=", 1)
-        return f"{name.replace('_', '-')}={value}"
-    return word
 
 
 def _from_yaml(sources: Sources, *, named: bool) -> Found | None:

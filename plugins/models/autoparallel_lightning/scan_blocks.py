@@ -6,32 +6,16 @@ kept in fp32 by the reference kernels. The short convolution in front keeps its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from autoparallel_core.spec.arch import Block, CacheTensor
 from autoparallel_core.spec.blocks import head_norm, hidden_axis, linear, norm, residual
+from autoparallel_core.spec.convolution import conv_cache, conv_weights
 from autoparallel_core.spec.op import Axis, Elementwise, Op, Scan, Weight
 
 STATE_DTYPE = "fp32"
 CHUNK = 64
 """Tokens per chunk of the chunked (parallel) form, as the flash-linear-attention kernels use."""
-
-
-def conv_weights(module: str, axes: Sequence[Axis], kernel: int, *, bias: bool) -> tuple[Weight, ...]:
-    """A depth-wise causal convolution over the concatenation of ``axes``."""
-    taps = Axis("latent", kernel)
-    out = tuple(Weight(f"{module}.weight", (a, taps), "attention", linear=False) for a in axes)
-    if bias:
-        out += tuple(Weight(f"{module}.bias", (a,), "attention", linear=False) for a in axes)
-    return out
-
-
-def conv_cache(axes: Sequence[Axis], kernel: int, dtype: str) -> tuple[CacheTensor, ...]:
-    """The last kernel − 1 inputs of the convolution."""
-    if kernel < 2:
-        return ()
-    return tuple(CacheTensor(f"conv{i}", Axis(a.name, a.units, a.width * (kernel - 1)), dtype=dtype) for i, a in enumerate(axes))
 
 
 def state_cache(heads: int, key_width: int, value_width: int, dtype: str = STATE_DTYPE) -> CacheTensor:

@@ -14,6 +14,7 @@ from attrs import frozen
 
 from autoparallel_core.spec.arch import Block, CacheTensor
 from autoparallel_core.spec.blocks import hidden_axis, linear, norm, residual
+from autoparallel_core.spec.convolution import conv_cache, conv_weights
 from autoparallel_core.spec.op import Axis, Elementwise, Op, Scan, Weight
 
 
@@ -55,21 +56,6 @@ class Mamba1:
     conv_bias: bool = True
     bias: bool = False
     norms: bool = False
-
-
-def conv_weights(module: str, axes: Sequence[Axis], kernel: int, *, bias: bool) -> tuple[Weight, ...]:
-    """A depth-wise causal convolution over the concatenation of ``axes``."""
-    taps = Axis("latent", kernel)
-    out = tuple(Weight(f"{module}.weight", (a, taps), "attention", linear=False) for a in axes)
-    if bias:
-        out += tuple(Weight(f"{module}.bias", (a,), "attention", linear=False) for a in axes)
-    return out
-
-
-def conv_cache(axes: Sequence[Axis], kernel: int, dtype: str) -> tuple[CacheTensor, ...]:
-    if kernel < 2:
-        return ()
-    return tuple(CacheTensor(f"conv{i}", Axis(a.name, a.units, a.width * (kernel - 1)), dtype=dtype) for i, a in enumerate(axes))
 
 
 def mamba2_ops(m: Mamba2, module: str) -> tuple[Op, ...]:

@@ -283,3 +283,16 @@ def test_a_prediction_layer_shares_the_head():
     problem = make_problem(arch, cluster, work, engine="megatron", host=host())
     plan = explain_strategy(problem, Strategy(dp=1024))
     assert plan.memory.stages[0].bytes["weights"] == 2 * (671_026_404_352 + 11_610_067_968)
+
+
+def test_ranks_that_are_not_there_share_no_host_memory():
+    """Adam on the host: 28 bytes per parameter of each of two ranks at 109 GB/s, also on a node built for eight."""
+    from autoparallel_core.cost.data_parallel import optimizer_s
+
+    p = problem(dense(2, 1024, 16, 16, 4096, 32000), n_gpus=2)
+    assert p.cluster.n_gpus < p.cluster.gpus_per_node or p.cluster.gpus_per_node == 2
+    p = p.with_cluster(evolve(p.cluster, gpus_per_node=8))
+    seconds = optimizer_s(p, one(1e9), np.array([1]), 3e12)[0]
+    c = p.constant
+    moved = 1e9 * (c("memory_grad_bytes") + 2) / c("offload_link_bytes_per_s")
+    assert seconds == pytest.approx(moved + 2 * 28e9 / 109e9 + c("optimizer_fixed_s"))
