@@ -10,6 +10,7 @@ from attrs import evolve, fields_dict
 from autoparallel_core.errors import SpecError
 from autoparallel_core.naming import did_you_mean
 from autoparallel_core.spec.problem import Constant, EngineSpec, Problem
+from autoparallel_core.spec.quantization import weight_format
 from autoparallel_core.spec.workload import PRECISIONS, InferenceWorkload, Software, TrainingWorkload, Workload
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def make_problem(
         engine_version=engine_version or spec.default_version,
         constants=_constants(spec),
         software=settled,
-        assumptions=(*_assumptions(arch, spec, engine_version, settled), *_assumed_of_gpu(cluster.gpu, workload)),
+        assumptions=(*_assumptions(arch, spec, engine_version, settled), *_assumed_of_gpu(cluster.gpu, arch, workload, settled)),
     )
 
 
@@ -107,17 +108,23 @@ IN_SITU = ("all_reduce_bytes_per_s", "all_reduce_latency_s")
 """Training figures for which the link's own stand in when a GPU's data has none."""
 
 
-def _assumed_of_gpu(gpu: Gpu, workload: Workload) -> Iterable[str]:
-    """Rates of the GPU that nobody measured, in the mode that is asked."""
+def _assumed_of_gpu(gpu: Gpu, arch: ModelArch, workload: Workload, software: Software) -> Iterable[str]:
+    """Rates of the GPU that the question rests on and nobody measured."""
     if isinstance(workload, TrainingWorkload):
-        assumed = [k for k in gpu.training if gpu.sources.get(f"training.{k}", "").startswith("assumed")]
+        unused = {f"attention_{k}" for k in ("fused", "flash2") if k != software.attention_kernel}
+        low = {"fp8": "gemm_fp8", "mxfp8": "gemm_fp8", "nvfp4": "gemm_fp4"}
+        unused |= {k for k in low.values() if k != low.get(workload.precision)}
+        keys = [k for k in gpu.training if k not in unused]
+        assumed = [k for k in keys if gpu.sources.get(f"training.{k}", "").startswith("assumed")]
         if missing := [k for k in IN_SITU if k not in gpu.training]:
             yield f"{gpu.name} states no {' and no '.join(missing)}: the link's own figures are taken"
     else:
-        tables = {"gemm": gpu.gemm, "expert_gemm": gpu.expert_gemm, "attention": gpu.attention}
-        assumed = [
-            f"{name}.{k}" for name, rows in tables.items() for k, e in rows.items() if e.origin == "assumed" and "@" not in k
-        ]
+        stored = {w.format or arch.weight_dtype for layer in arch.layers for w in layer.weights() if w.linear}
+        wanted = {workload.precision or "", *(weight_format(f).compute for f in stored), *(f.split("_")[0] for f in stored)}
+        tables = {"gemm": gpu.gemm, "expert_gemm": gpu.expert_gemm if arch.num_experts else {}}
+        guessed = {f"{n}.{k}": k.split("_")[0] for n, rows in tables.items() for k, e in rows.items() if e.origin == "assumed"}
+        assumed = [name for name, dtype in guessed.items() if dtype in wanted]
+        assumed += [f"attention.{k}" for k, e in gpu.attention.items() if e.origin == "assumed" and "@" not in k]
     if assumed:
         shown = ", ".join(assumed[:4]) + (f" and {len(assumed) - 4} more" if len(assumed) > 4 else "")
         yield f"rates of {gpu.name} without a measurement: {shown} (sources: autoparallel gpus show {gpu.name})"
