@@ -35,12 +35,16 @@ if TYPE_CHECKING:
     from autoparallel_core.host import host as host
     from autoparallel_core.models import build_arch as build_arch
     from autoparallel_core.models import load_model as load_model
+    from autoparallel_core.module_planning import apply as apply
+    from autoparallel_core.module_planning import plan as plan
     from autoparallel_core.problem import make_problem as make_problem
     from autoparallel_core.search.api import search as search
     from autoparallel_core.search.evaluate import evaluate as evaluate
     from autoparallel_core.search.explain import explain_strategy as explain_strategy
     from autoparallel_core.search.rules import rules_for as rules_for
     from autoparallel_core.search.rules import violations as violations
+    from autoparallel_core.spec.module_plan import ModulePlan as ModulePlan
+    from autoparallel_core.spec.module_plan import read_module_plan as read_module_plan
     from autoparallel_core.spec.problem import EngineSpec as EngineSpec
     from autoparallel_core.spec.problem import Problem as Problem
     from autoparallel_core.spec.rule import Rule as Rule
@@ -52,7 +56,7 @@ if TYPE_CHECKING:
     from autoparallel_core.spec.workload import Software as Software
     from autoparallel_core.spec.workload import TrainingWorkload as TrainingWorkload
 
-    plan = explain_strategy
+    explain = explain_strategy
 
 _WHERE = {
     "cluster": ("build_cluster", "read_cluster_toml"),
@@ -62,10 +66,12 @@ _WHERE = {
     "hookspecs": ("hookimpl",),
     "host": ("Host", "LocalPlugin", "PluginInfo"),
     "models": ("build_arch", "load_model"),
+    "module_planning": ("apply", "plan"),
     "problem": ("make_problem",),
     "search.evaluate": ("evaluate",),
     "search.explain": ("explain_strategy",),
     "search.rules": ("rules_for", "violations"),
+    "spec.module_plan": ("ModulePlan", "read_module_plan"),
     "spec.problem": ("EngineSpec", "Problem"),
     "spec.rule": ("Rule",),
     "spec.space": ("Space",),
@@ -73,7 +79,7 @@ _WHERE = {
     "spec.workload": ("InferenceWorkload", "Software", "TrainingWorkload"),
 }  # fmt: skip
 _SOURCES = {name: (module, name) for module, names in _WHERE.items() for name in names}
-_SOURCES["plan"] = ("search.explain", "explain_strategy")
+_SOURCES["explain"] = ("search.explain", "explain_strategy")
 _CALLABLE_MODULES = ("host", "search")
 """Modules named like the function they offer: they are callable (see ``callable_module``)."""
 

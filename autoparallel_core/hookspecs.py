@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from autoparallel_core.spec.cluster import Gpu
     from autoparallel_core.spec.config import ConfigView
     from autoparallel_core.spec.launch import Launch
+    from autoparallel_core.spec.module_plan import ModulePlanner
     from autoparallel_core.spec.problem import EngineSpec, Problem
     from autoparallel_core.spec.rule import Rule
     from autoparallel_core.spec.space import Space
@@ -330,6 +331,29 @@ class PlannerHooks:
                 space, rules = host.search_space(problem) or Space(), rules_for(problem, host)
                 batch = next(iter(enumerate_space(problem, space, rules)))
                 return SearchResult(problem, plans=(explain_strategy(problem, batch[0], host),), evaluated=1, planner="first")
+        """
+
+    @hookspec
+    def module_planner(self) -> ModulePlanner | None:
+        """Who traces, plans and replays modules of a tensor library. At most one plugin may answer.
+
+        The object's methods are called with the module itself; see ``autoparallel_core.spec.module_plan``.
+
+        Example::
+
+            @hookimpl
+            def module_planner():
+                class Replicating:
+                    def plan(self, module, args, kwargs, request):
+                        return ModulePlan({"mesh": {"names": request.mesh_names, "sizes": request.mesh_sizes}})
+
+                    def apply(self, module, plan, options):
+                        return module
+
+                    def verify(self, plan, options):
+                        return {"output_error": 0.0}
+
+                return Replicating()
         """
 
 

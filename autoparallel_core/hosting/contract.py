@@ -210,6 +210,15 @@ def check_result(result: Any, _: Mapping[str, Any]) -> str | None:
     return None if isinstance(result, SearchResult) else f"must return SearchResult, not {kind_of(result)}"
 
 
+def check_module_planner(result: Any, _: Mapping[str, Any]) -> str | None:
+    """``module_planner``: an object with its three methods."""
+    from autoparallel_core.spec.module_plan import ModulePlanner
+
+    if isinstance(result, ModulePlanner):
+        return None
+    return f"must return an object with the methods plan, apply and verify, not {kind_of(result)}"
+
+
 CHECKS: Mapping[str, Check] = {
     "parse_family": check_family,
     "parse_mixer": check_blocks,
@@ -228,4 +237,5 @@ CHECKS: Mapping[str, Check] = {
     "read": check_launch,
     "planners": lambda r, _: _mapping(r, str, "planner name → sentence"),
     "plan": check_result,
+    "module_planner": check_module_planner,
 }

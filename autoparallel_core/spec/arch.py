@@ -68,7 +68,7 @@ class Layer:
             yield from b.weights()
 
 
-@frozen
+@frozen(cache_hash=True)
 class ModelArch:
     """A whole model, parsed once from its config and never changed.
 

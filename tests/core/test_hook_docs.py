@@ -25,6 +25,7 @@ from autoparallel_core.spec import blocks
 from autoparallel_core.spec.cluster import Gpu
 from autoparallel_core.spec.config import ConfigView
 from autoparallel_core.spec.launch import Launch
+from autoparallel_core.spec.module_plan import ModulePlan, ModuleRequest
 from autoparallel_core.spec.problem import EngineSpec, Problem
 from autoparallel_core.spec.rule import Rule
 from autoparallel_core.spec.space import Space
@@ -36,8 +37,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "hooks.md"
 HOOKS = [(group, hook) for group, specs in HOOKS_BY_GROUP.items() for hook in hooks_of(specs)]
 NAMES = {
     "np": np, "re": re, "time": time, "Path": Path, "hookimpl": hookimpl, "Gpu": Gpu, "EngineSpec": EngineSpec, "Rule": Rule,
-    "Launch": Launch, "Space": Space, "Strategy": Strategy, "SearchResult": SearchResult, "explain_strategy": explain_strategy,
-    "enumerate_space": enumerate_space, "rules_for": rules_for, "attention_block": blocks.attention_block,
+    "Launch": Launch, "ModulePlan": ModulePlan, "Space": Space, "Strategy": Strategy, "SearchResult": SearchResult,
+    "explain_strategy": explain_strategy, "enumerate_space": enumerate_space, "rules_for": rules_for,
+    "attention_block": blocks.attention_block,
     "mlp_block": blocks.mlp_block, "moe_block": blocks.moe_block, "__file__": __file__,
 }  # fmt: skip
 CONFIG = {
@@ -162,3 +164,10 @@ def test_planner_example(host: Host, problem: Problem) -> None:
     assert result.planner == "first"
     assert result.plans[0].strategy.world == 32
     assert [w for w in host.warnings if "'documented'" in w] == []
+
+
+def test_module_planner_example(host: Host) -> None:
+    (planner,) = [r for i, r in host.call("planners", "module_planner") if i.name == "documented"]
+    plan = planner.plan(None, (), {}, ModuleRequest(cluster=None, mesh_names=("dp",), mesh_sizes=(4,)))  # type: ignore[arg-type]
+    assert plan.mesh == {"dp": 4}
+    assert planner.verify(plan, {}) == {"output_error": 0.0}

@@ -154,6 +154,7 @@ def test_csv_that_says_something_else(tmp_path: Path, text: str, says: str):
 # -- torch.utils.benchmark ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.torch
 def test_pickled_measurements_without_torch_and_without_running_anything(tmp_path: Path):
     common = pytest.importorskip("torch.utils.benchmark.utils.common")
     spec = common.TaskSpec(stmt="f()", setup="", label="gemm", sub_label="dtype=bf16 m=64 n=4096 k=4096", description="mine")

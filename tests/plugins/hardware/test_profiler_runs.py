@@ -22,6 +22,7 @@ from autoparallel_profiler import ray_entry
 from autoparallel_profiler.request import Request
 
 pytest.importorskip("torch", reason="measuring needs torch")
+pytestmark = pytest.mark.torch
 
 PROBES = (
     {"table": "gemm", "dtype": "bf16", "m": 32, "n": 64, "k": 64},

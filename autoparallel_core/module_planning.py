@@ -1,0 +1,138 @@
+"""Plan a module as it is, rather than a described model: the public ``plan`` and ``apply``.
+
+A plugin traces and replays (hook ``module_planner``); the core gives it the cluster, and keeps the plan's document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoparallel_core.cluster import build_cluster
+from autoparallel_core.errors import SpecError, UnknownPlugin
+from autoparallel_core.spec.module_plan import ModulePlan, ModulePlanner, ModuleRequest, read_module_plan
+
+if TYPE_CHECKING:
+    from autoparallel_core.host import Host
+    from autoparallel_core.spec.cluster import Cluster
+
+
+def plan(
+    module: Any,
+    inputs: Sequence[Any] | Mapping[str, Any] = (),
+    mesh: str | Mapping[str, int] = "auto",
+    *,
+    n_gpus: int | None = None,
+    gpu: str | None = None,
+    cluster: Cluster | None = None,
+    pins: Mapping[str, str] | None = None,
+    memory_limit_bytes: float | None = None,
+    optimizer_bytes: float | None = None,
+    time_limit_s: float = 120.0,
+    host: Host | None = None,
+    **options: Any,
+) -> ModulePlan:
+    """The placements of least predicted step time for a module on a mesh, and the program that replays them.
+
+    Args:
+        module: the module; it may be on the meta device.
+        inputs: positional arguments, or keyword arguments as a mapping, of one call. Tensors may be on the meta device.
+        mesh: ``"dp=32,tp=8"`` or ``{"dp": 32, "tp": 8}``, outermost dimension first; ``"auto"`` searches the shape.
+        n_gpus: GPUs of a searched mesh.
+        gpu: name of the target GPU; None takes the default.
+        cluster: the target, instead of ``gpu``.
+        pins: name pattern → placement, ``{"layers.*.wq": "R S(0)"}``: one word per mesh dimension.
+        memory_limit_bytes: per GPU; None takes what the GPU has.
+        optimizer_bytes: state per parameter; None takes Adam's.
+        time_limit_s: for the search.
+        host: the plugins.
+        options: what else the planner documents.
+
+    Raises:
+        SpecError: bad input, or a module that cannot be traced.
+        Infeasible: nothing fits in memory.
+        UnknownPlugin: no plugin plans modules.
+    """
+    from autoparallel_core.host import host as default_host
+
+    plugins = host or default_host()
+    names, sizes = _mesh(mesh)
+    if sizes and n_gpus is not None and prod(sizes) != n_gpus:
+        raise SpecError(f"mesh {mesh} takes {prod(sizes)} GPUs, not {n_gpus}")
+    count = prod(sizes) if sizes else n_gpus
+    if cluster is None:
+        if count is None:
+            raise SpecError("a searched mesh needs the number of GPUs: give n_gpus")
+        preset = plugins.gpu(gpu) if gpu is not None else _default_gpu(plugins)
+        cluster = build_cluster(preset, count)
+    elif count is not None and cluster.n_gpus != count:
+        raise SpecError(f"the mesh takes {count} GPUs and the cluster has {cluster.n_gpus}")
+    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (_positional(inputs), {})
+    request = ModuleRequest(
+        cluster=cluster,
+        mesh_names=names,
+        mesh_sizes=sizes,
+        pins=dict(pins or {}),
+        memory_limit_bytes=memory_limit_bytes,
+        optimizer_bytes=optimizer_bytes,
+        time_limit_s=time_limit_s,
+        options=options,
+    )
+    return planner_of(plugins).plan(module, args, kwargs, request)
+
+
+def apply(module: Any, plan: ModulePlan | Path | str, mesh: Any = None, *, host: Host | None = None, **options: Any) -> Any:
+    """The module, its parameters placed and its forward and backward running as planned. Nothing is searched or traced.
+
+    Args:
+        module: an instance of what was planned; changed in place.
+        plan: the plan, or its file.
+        mesh: the device mesh to run on; None makes one of the plan's shape from the initialised process group.
+        host: the plugins.
+        options: what else the planner documents.
+
+    Raises:
+        SpecError: the plan cannot be read, or is of another module: the first difference is named.
+    """
+    from autoparallel_core.host import host as default_host
+
+    found = plan if isinstance(plan, ModulePlan) else read_module_plan(plan)
+    return planner_of(host or default_host()).apply(module, found, {"mesh": mesh, **options})
+
+
+def planner_of(host: Host) -> ModulePlanner:
+    """The plugin that plans modules. Raises UnknownPlugin when none is installed."""
+    found: ModulePlanner | None = host.first("planners", "module_planner")
+    if found is None:
+        raise UnknownPlugin("no installed plugin plans modules; 'autoparallel plugins' lists those that were found")
+    return found
+
+
+def _mesh(mesh: str | Mapping[str, int]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    if isinstance(mesh, Mapping):
+        mesh = ",".join(f"{k}={v}" for k, v in mesh.items())
+    if mesh.strip() == "auto":
+        return (), ()
+    names, sizes = [], []
+    for part in mesh.split(","):
+        name, eq, value = part.strip().partition("=")
+        if not eq or not name.isidentifier() or not value.isdigit() or int(value) < 1:
+            raise SpecError(f"mesh '{mesh}': '{part.strip()}' is not NAME=SIZE; write it like dp=32,tp=8, or auto")
+        if name in names:
+            raise SpecError(f"mesh '{mesh}' has two dimensions named {name}")
+        names.append(name)
+        sizes.append(int(value))
+    return tuple(names), tuple(sizes)
+
+
+def _positional(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+
+
+def _default_gpu(host: Host) -> Any:
+    defaults = [g for g in host.gpus().values() if g.default]
+    if len(defaults) != 1:
+        raise SpecError("no GPU is named and the installed plugins give no single default: give gpu")
+    return defaults[0]

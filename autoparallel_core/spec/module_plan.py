@@ -1,0 +1,112 @@
+"""The plan of a traced module: a document that can be kept, compared, edited and replayed; and who makes it.
+
+The core knows the document (docs/reference/plan-json.md) and not the tensor library; a plugin traces modules and replays
+plans (hook ``module_planner``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from attrs import field, frozen
+
+from autoparallel_core.errors import SpecError
+from autoparallel_core.spec.cluster import Cluster
+
+SCHEMA = "autoparallel.module-plan"
+VERSION = 1
+
+
+@frozen(eq=False)
+class ModulePlan:
+    """One plan; ``document`` is plain data as docs/reference/plan-json.md describes it."""
+
+    document: Mapping[str, Any]
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """Sizes of the mesh dimensions by name, outermost first."""
+        return dict(zip(self.document["mesh"]["names"], self.document["mesh"]["sizes"], strict=True))
+
+    @property
+    def step_s(self) -> float:
+        """Predicted seconds of one training step."""
+        return float(self.document["cost"]["step_s"])
+
+    @property
+    def peak_bytes(self) -> float:
+        """Predicted memory per GPU at its highest."""
+        return float(self.document["memory"]["peak_bytes"])
+
+    @property
+    def gap(self) -> float:
+        """How far the step may be from the best one, relative; 0 when it is proven best."""
+        return float(self.document["search"]["gap"])
+
+    @property
+    def placements(self) -> dict[str, str]:
+        """Parameter name → its placement, one word per mesh dimension."""
+        return {name: str(p["placement"]) for name, p in self.document["parameters"].items()}
+
+    def save(self, path: Path | str) -> None:
+        """Write the document as JSON."""
+        Path(path).write_text(json.dumps(self.document, separators=(",", ":"), allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_module_plan(path: Path | str) -> ModulePlan:
+    """A plan from its file.
+
+    Raises:
+        SpecError: the file is missing, no JSON, no plan, or of a version that this program does not read.
+    """
+    path = Path(path)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise SpecError(f"plan {path}: {e.strerror}") from e
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise SpecError(f"plan {path}: not valid JSON: {e}") from e
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise SpecError(f"plan {path}: not a plan of a module (its 'schema' is not {SCHEMA})")
+    if document.get("version") != VERSION:
+        raise SpecError(f"plan {path}: version {document.get('version')} of the schema, this program reads {VERSION}")
+    missing = [k for k in ("mesh", "cost", "memory", "parameters", "operators", "collectives", "program") if k not in document]
+    if missing:
+        raise SpecError(f"plan {path}: lacks {', '.join(missing)}")
+    return ModulePlan(document)
+
+
+@frozen(kw_only=True)
+class ModuleRequest:
+    """What is asked of a module planner beside the module and its inputs."""
+
+    cluster: Cluster
+    mesh_names: tuple[str, ...]
+    mesh_sizes: tuple[int, ...]
+    """Outermost first; empty when the planner is to choose."""
+    pins: Mapping[str, str] = field(factory=dict)
+    """Name pattern → placement, as in ``layers.*.wq=S(0)``."""
+    memory_limit_bytes: float | None = None
+    """Per GPU; None takes what the GPU has, less what its runtime keeps."""
+    optimizer_bytes: float | None = None
+    """Optimizer state per parameter; None: two moments in fp32, and an fp32 copy of parameters kept in 16 bit."""
+    time_limit_s: float = 120.0
+    options: Mapping[str, Any] = field(factory=dict)
+    """What else the planner documents."""
+
+
+@runtime_checkable
+class ModulePlanner(Protocol):
+    """Traces a module, finds its placements, and replays them."""
+
+    def plan(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], request: ModuleRequest) -> ModulePlan:
+        """The plan of least predicted step time that fits."""
+
+    def apply(self, module: Any, plan: ModulePlan, options: Mapping[str, Any]) -> Any:
+        """The module, placed and running as planned."""
+
+    def verify(self, plan: ModulePlan, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Replay on the CPU against the unsharded module: figures by name."""

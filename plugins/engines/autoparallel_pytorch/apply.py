@@ -1,0 +1,177 @@
+"""Replay a plan: parameters become DTensors, the forward becomes the planned program. Nothing is traced or solved."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from attrs import define, field
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+
+from autoparallel_core.errors import SpecError
+from autoparallel_pytorch.codegen import source
+from autoparallel_pytorch.collectives import Collectives
+from autoparallel_pytorch.placement import P, Placements, R, cuts
+from autoparallel_pytorch.program import Program
+from autoparallel_pytorch.structure import flatten, from_document
+from autoparallel_pytorch.trace import bind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@define(eq=False)
+class Runner:
+    """A program bound to a mesh."""
+
+    program: Program
+    mesh: DeviceMesh
+    structure: Any
+    collectives: Collectives = field(init=False)
+    forward: Callable[..., Any] = field(init=False)
+    backward: Callable[..., Any] = field(init=False)
+    text: str = field(init=False)
+    local_inputs: bool = False
+    constants: dict[str, Any] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.collectives = Collectives(self.mesh)
+        self.text = source(self.program)
+        namespace: dict[str, Any] = {}
+        exec(compile(self.text, "<plan>", "exec"), namespace)  # noqa: S102  the text is written by ``codegen`` from the plan
+        self.forward, self.backward = namespace["forward"], namespace["backward"]
+
+    def __call__(self, module: torch.nn.Module, named: Mapping[str, Any]) -> Any:
+        """Run the planned forward for one call's arguments."""
+        p = self.program
+        leaves, structure = flatten(dict(named))
+        tensors = {path: x for path, x in zip(structure.paths(), leaves, strict=True) if isinstance(x, torch.Tensor)}
+        if set(tensors) != set(p.inputs):
+            raise SpecError(
+                f"the plan takes the inputs {', '.join(p.inputs) or 'none'}; this call gives {', '.join(tensors) or 'none'}"
+            )
+        inputs = [self._input(name, tensors[name]) for name in p.inputs]
+        batch = self._batch(tensors)
+        device = next((x.device for x in inputs), None)
+        state = dict(_states(module, (*p.parameters, *p.buffers)))
+        parameters = [_local(state[n]) for n in p.parameters]
+        device = device if device is not None else parameters[0].device if parameters else torch.device("cpu")
+        buffers = [_local(state[n]) for n in p.buffers]
+        constants = [torch.tensor(self.constants[n], device=device) for n in p.constants]
+        seed = int(torch.randint(1 << 40, ())) if self._random else 0
+        results = _Planned.apply(self, batch, device, seed, *parameters, *buffers, *inputs, *constants)
+        shaped, values = from_document(self.structure)
+        out = [self._result(v["tensor"], results[v["tensor"]]) if "tensor" in v else v["value"] for v in values]
+        return shaped.build(out)
+
+    @property
+    def _random(self) -> bool:
+        return any(s.op == "autoparallel.dropout" for s in self.program.steps)
+
+    def _input(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """The local piece of an input: of a whole tensor that every rank has, of a DTensor, or as it is."""
+        info = self.program.values[self.program.inputs[name]]
+        if isinstance(x, DTensor):
+            return x.redistribute(self.mesh, placements(info.placements)).to_local()
+        if self.local_inputs:
+            return x
+        for m, d in enumerate(info.placements):
+            if d >= 0:
+                if x.shape[d] % self.collectives.sizes[m]:
+                    pieces = cuts(info.placements, self.collectives.sizes)[d]
+                    raise SpecError(f"input {name} of shape {tuple(x.shape)} does not go in {pieces} pieces along dimension {d}")
+                x = self.collectives.slice(x, m, R, d)
+        return x
+
+    def _batch(self, tensors: Mapping[str, torch.Tensor]) -> int:
+        name = next((n for n, x in tensors.items() if x.ndim), None)
+        if name is None:
+            return 1
+        size = int(tensors[name].shape[0])
+        if self.local_inputs and not isinstance(tensors[name], DTensor):
+            size *= cuts(self.program.values[self.program.inputs[name]].placements, self.collectives.sizes).get(0, 1)
+        if self.program.batch is None:
+            planned = self.program.values[self.program.inputs[name]]
+            whole = planned.shape[0] * cuts(planned.placements, self.collectives.sizes).get(0, 1)
+            if size != whole:
+                raise SpecError(f"the plan holds for batch size {whole} only, and {name} has {size}")
+        return size
+
+    def _result(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """Replicated results as plain tensors, the others as DTensors."""
+        planned = self.program.values[self.program.outputs[index]].placements
+        if all(p == R for p in planned):
+            return x
+        return DTensor.from_local(x, self.mesh, placements(planned), run_check=False)
+
+
+class _Planned(torch.autograd.Function):
+    """Forward and backward of a program as one differentiable step."""
+
+    @staticmethod
+    def forward(ctx: Any, runner: Runner, batch: int, device: Any, seed: int, *given: torch.Tensor) -> Any:
+        with torch.no_grad():
+            found = runner.forward(runner.collectives, batch, device, seed, *given)
+        n = len(runner.program.outputs)
+        ctx.runner, ctx.batch, ctx.device, ctx.seed = runner, batch, device, seed
+        outputs = tuple(x.view_as(x) if any(x is g for g in given) else x for x in found[:n])
+        ctx.save_for_backward(*found[n:])
+        ctx.mark_non_differentiable(*(x for x, t in zip(outputs, runner.program.tangents, strict=True) if t is None))
+        return outputs
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        runner: Runner = ctx.runner
+        p = runner.program
+        tangents = [g for g, t in zip(grads, p.tangents, strict=True) if t is not None]
+        found = iter(runner.backward(runner.collectives, ctx.batch, ctx.device, ctx.seed, *ctx.saved_tensors, *tangents))
+        by_name = {n: next(found) for n, v in p.gradients.items() if v is not None}
+        rest = len(p.buffers) + len(p.inputs) + len(p.constants)
+        return (None, None, None, None, *(by_name.get(n) for n in p.parameters), *([None] * rest))
+
+
+def placements(codes: Placements) -> list[Placement]:
+    """Integers as torch's placements."""
+    return [Shard(c) if c >= 0 else Replicate() if c == R else Partial() if c == P else Partial("max") for c in codes]
+
+
+def distribute(module: torch.nn.Module, program: Program, mesh: DeviceMesh) -> None:
+    """Turn every planned parameter into a DTensor; each rank cuts its piece from the tensor it has."""
+    shared: dict[int, torch.nn.Parameter] = {}
+    wanted = {n: placements(program.values[v].placements) for n, v in program.parameters.items()}
+    for name, p in list(module.named_parameters(remove_duplicate=False)):
+        owner, _, last = name.rpartition(".")
+        if id(p) not in shared:
+            if isinstance(p, DTensor):
+                moved: torch.Tensor = p.redistribute(mesh, wanted[name])
+            else:
+                moved = distribute_tensor(p.detach(), mesh, wanted[name], src_data_rank=None)
+            shared[id(p)] = torch.nn.Parameter(moved, requires_grad=p.requires_grad)
+        setattr(module.get_submodule(owner), last, shared[id(p)])
+
+
+def install(module: torch.nn.Module, runner: Runner) -> torch.nn.Module:
+    """Let the module's own ``forward`` run the program; hooks, state and names stay those of the module."""
+    original = module.forward
+
+    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return runner(self, bind(original, args, kwargs))
+
+    module.forward = types.MethodType(forward, module)
+    module._autoparallel_runner = runner  # type: ignore[assignment]
+    return module
+
+
+def _states(module: torch.nn.Module, names: Sequence[str]) -> Any:
+    for name in names:
+        owner, _, last = name.rpartition(".")
+        yield name, getattr(module.get_submodule(owner), last)
+
+
+def _local(x: torch.Tensor) -> torch.Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x

@@ -1,0 +1,262 @@
+"""From a module to its plan: trace, find classes and options, search, write the program and the document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, evolve, field
+
+from autoparallel_core.errors import Infeasible, SpecError
+from autoparallel_core.spec.module_plan import ModulePlan, ModuleRequest
+from autoparallel_pytorch.emit import check_shapes, emit
+from autoparallel_pytorch.exact import Exact
+from autoparallel_pytorch.formulate import KINDS, UPDATE, Formulation, Narrow, Settings, formulate
+from autoparallel_pytorch.graph import Graph
+from autoparallel_pytorch.layers import Layers, best_mix, patterns
+from autoparallel_pytorch.machine import Machine, Mesh
+from autoparallel_pytorch.memory import Timeline, timeline
+from autoparallel_pytorch.parts import Parts
+from autoparallel_pytorch.placement import Placements, parse
+from autoparallel_pytorch.prices import Prices
+from autoparallel_pytorch.program import Program
+from autoparallel_pytorch.recompute import AGAIN, States, states_of
+from autoparallel_pytorch.regions import Classes, classes
+from autoparallel_pytorch.rules import Rules, check_version
+from autoparallel_pytorch.search import Choice, Objective, Outcome, Point, Priced, Search
+from autoparallel_pytorch.trace import trace
+from autoparallel_pytorch.transitions import Transitions
+
+if TYPE_CHECKING:
+    import torch
+
+MOMENTS_BYTES = 8.0
+"""Adam's two moments in fp32, per parameter."""
+EXACT_DIMENSIONS = 2
+"""Meshes of up to so many dimensions are one program."""
+MASTER_BYTES = 4.0
+"""An fp32 copy of a 16-bit parameter."""
+
+
+def plan_module(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], request: ModuleRequest) -> ModulePlan:
+    """The plan of least predicted step time that fits; without mesh sizes, over the meshes of up to two dimensions.
+
+    Raises:
+        SpecError: the module cannot be traced, or a pin is wrong.
+        Infeasible: nothing fits in memory.
+    """
+    from autoparallel_pytorch.document import document
+
+    graph = trace(module, args, kwargs)
+    if request.mesh_sizes:
+        planning = Planning.of(graph, request)
+        return document(module, planning, planning.search())
+    rules = Rules(request.options.get("rules"))
+    best: ModulePlan | None = None
+    refusals: list[str] = []
+    tried: list[str] = []
+    for names, sizes in meshes(request.cluster.n_gpus):
+        planning = Planning.of(graph, evolve(request, mesh_names=names, mesh_sizes=sizes), rules)
+        try:
+            plan = document(module, planning, planning.search())
+        except Infeasible as e:
+            refusals.append(f"{planning.machine.mesh}: {e}")
+            continue
+        tried.append(f"{planning.machine.mesh}: {plan.step_s:.4g} s")
+        if best is None or plan.step_s < best.step_s:
+            best = plan
+    if best is None:
+        raise Infeasible(f"no mesh of {request.cluster.n_gpus} GPUs holds a plan that fits: {refusals[0]}")
+    return ModulePlan({**best.document, "meshes": [*tried, *refusals]})
+
+
+def meshes(n_gpus: int) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
+    """The mesh of one dimension and those of two, outermost first."""
+    pairs = [(n_gpus // t, t) for t in range(2, n_gpus // 2 + 1) if n_gpus % t == 0]
+    return [(("dp",), (n_gpus,)), *((("dp", "tp"), pair) for pair in pairs)]
+
+
+@define(eq=False)
+class Found:
+    """The search's result, written out."""
+
+    outcome: Outcome
+    program: Program
+    memory: Timeline
+    recomputed: frozenset[int]
+    """Operators that run again in the backward."""
+    choice: Choice
+    seconds: dict[str, float]
+    placements: tuple[int, ...] = ()
+    """Option per slot of the planning's problem."""
+
+
+@define(eq=False)
+class Planning:
+    """One question: a graph on a mesh of a cluster."""
+
+    graph: Graph
+    request: ModuleRequest
+    machine: Machine
+    classes: Classes
+    rules: Rules
+    prices: Prices
+    transitions: Transitions
+    settings: Settings
+    objective: Objective
+    limit_bytes: float
+    notes: list[str] = field(factory=list)
+    form: Formulation = field(init=False)
+
+    @classmethod
+    def of(cls, graph: Graph, request: ModuleRequest, rules: Rules | None = None) -> Planning:
+        mesh = Mesh(request.mesh_names, request.mesh_sizes)
+        machine = Machine(request.cluster, mesh)
+        optimizer = _optimizer_bytes(graph, request)
+        settings = Settings(
+            optimizer_bytes=optimizer,
+            update_bytes=_update_bytes(graph, optimizer),
+            pins=pins_of(graph, request.pins, len(mesh.sizes)),
+            replicate_results=bool(request.options.get("replicate_results", False)),
+        )
+        limit = request.memory_limit_bytes
+        if limit is None:
+            limit = request.cluster.gpu.memory_bytes - machine.constants["memory_context_bytes"]
+        rules = rules or Rules(request.options.get("rules"))
+        planning = cls(
+            graph, request, machine, classes(graph, tie=bool(request.options.get("tie_layers", True))), rules,
+            Prices(machine, graph, request.options.get("flops") or {}), Transitions(machine), settings,
+            Objective(machine.constants["overlap_loss"]), limit,
+        )  # fmt: skip
+        if (sentence := check_version()) is not None:
+            planning.notes.append(sentence)
+        return planning
+
+    @property
+    def n_dims(self) -> int:
+        return len(self.machine.mesh.sizes)
+
+    def formulate(
+        self, narrow: Narrow | None = None, tied: Sequence[tuple[int, int]] = (), *, connected: bool = True
+    ) -> Formulation:
+        return formulate(
+            self.graph, self.classes, self.rules, self.prices, self.transitions, self.settings, narrow, tied, connected=connected
+        )
+
+    def states(self, form: Formulation) -> States:
+        return states_of(self.graph, self.classes, form, self.machine.mesh.sizes, self.settings.optimizer_bytes)
+
+    def search(self) -> Found:
+        """Raises Infeasible when nothing fits."""
+        limit = self.request.time_limit_s
+        problem: Priced
+        if self.n_dims <= EXACT_DIMENSIONS:
+            self.form = self.formulate()
+            problem = Exact(self.form, self.graph, self.states(self.form), self.objective, limit)
+        else:
+            problem = Parts(
+                self.formulate,
+                self.states,
+                lambda: self.formulate(connected=False),
+                self.graph,
+                self.objective,
+                self.n_dims,
+                limit,
+            )
+        outcome = Search(problem, self.objective, self.limit_bytes, self._peak, limit).run()
+        found = self._written(outcome, outcome.best.choice, self._again(outcome.best.choice))
+        for point in (outcome.best, outcome.below):
+            if point is not None and found.recomputed:
+                found = self._less_recomputed(found, point)
+        check_shapes(found.program)
+        return self._explainable(found)
+
+    def _explainable(self, found: Found) -> Found:
+        """With options around the choice: all of them on small meshes, those of the two innermost dimensions on larger ones."""
+        if self.n_dims > EXACT_DIMENSIONS:
+            picks = found.choice.picks
+            free = range(self.n_dims - EXACT_DIMENSIONS, self.n_dims)
+            self.form = self.formulate(lambda key, m: None if m in free else (picks[key][m],))
+        found.placements = tuple(slot.picks.index(found.choice.picks[slot.key]) for slot in self.form.slots)
+        return found
+
+    def _less_recomputed(self, found: Found, point: Point) -> Found:
+        """The same placements, or those of the point below, with as little recomputation as fits."""
+        form, placements = self._form_of(point.choice)
+        layers = Layers.find(self.graph, self.classes)
+        price = max(point.price, found.outcome.best.price)
+        sets = patterns(form, self.graph, self.classes, self.states(form), self.objective, placements, price, point.share)
+        tried: dict[frozenset[int], Found] = {}
+
+        def fits(again: frozenset[int]) -> bool:
+            tried[again] = self._written(found.outcome, point.choice, again)
+            return tried[again].memory.peak_bytes <= self.limit_bytes
+
+        least = best_mix(sets, layers, fits)
+        if least is None:
+            return found
+        other = tried[least]
+        return other if self.objective.step_s(other.seconds) < self.objective.step_s(found.seconds) else found
+
+    def _form_of(self, choice: Choice) -> tuple[Formulation, tuple[int, ...]]:
+        """A problem that holds the choice, and its option per slot."""
+        picks = choice.picks
+        form = self.form if self.n_dims <= EXACT_DIMENSIONS else self.formulate(lambda key, m: (picks[key][m],))
+        return form, tuple(slot.picks.index(picks[slot.key]) for slot in form.slots)
+
+    def _again(self, choice: Choice) -> frozenset[int]:
+        """The operators that run again."""
+        again = {key[1] for key, state in choice.states.items() if key[0] == "op" and state == AGAIN}
+        return frozenset(n.id for n in self.graph.nodes if self.classes.of[n.id] in again)
+
+    def _written(self, outcome: Outcome, choice: Choice, recomputed: frozenset[int]) -> Found:
+        form, placements = self._form_of(choice)
+        program = emit(self.graph, self.classes, form, placements, self.prices, self.transitions, recomputed)
+        seconds = dict.fromkeys(KINDS, 0.0)
+        for step in program.steps:
+            seconds[step.kind] += step.seconds
+        seconds[UPDATE] = sum(float(s.cost[UPDATE][k]) for s, k in zip(form.slots, placements, strict=True) if UPDATE in s.cost)
+        memory = timeline(program, optimizer_bytes=self.settings.optimizer_bytes)
+        return Found(outcome, program, memory, recomputed, choice, seconds)
+
+    def _peak(self, point: Point) -> float:
+        form, placements = self._form_of(point.choice)
+        program = emit(self.graph, self.classes, form, placements, self.prices, self.transitions, self._again(point.choice))
+        return timeline(program, optimizer_bytes=self.settings.optimizer_bytes).peak_bytes
+
+
+def _optimizer_bytes(graph: Graph, request: ModuleRequest) -> float:
+    if request.optimizer_bytes is not None:
+        return request.optimizer_bytes
+    metas = [graph.nodes[n].outs[0] for n in graph.parameters.values()]
+    half = sum(m.elements for m in metas if m is not None and m.dtype in ("bfloat16", "float16"))
+    every = sum(m.elements for m in metas if m is not None)
+    return MOMENTS_BYTES + (MASTER_BYTES * half / every if every else 0.0)
+
+
+def _update_bytes(graph: Graph, optimizer_bytes: float) -> float:
+    """Each state read and written, the gradient read, the parameter read and written."""
+    metas = [graph.nodes[n].outs[0] for n in graph.parameters.values()]
+    every = sum(m.elements for m in metas if m is not None)
+    width = sum(m.bytes for m in metas if m is not None) / every if every else 4.0
+    return 2.0 * optimizer_bytes + 3.0 * width
+
+
+def pins_of(graph: Graph, pins: Mapping[str, str], n_dims: int) -> dict[str, Placements]:
+    """Pins by the full names that their patterns match. Raises SpecError when one matches nothing."""
+    from autoparallel_core.naming import near_names
+
+    names = [n.name for n in graph.nodes] + [f"output {i}" for i in range(len(graph.outputs))]
+    found: dict[str, Placements] = {}
+    for pattern, value in pins.items():
+        wanted = parse(value, n_dims)
+        matched = [n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"{pattern}.weight")]
+        if not matched:
+            near = near_names(pattern, names, limit=2)
+            raise SpecError(
+                f"pin {pattern} matches no parameter, input, output or operator"
+                + (f"; did you mean {' or '.join(near)}?" if near else "")
+            )
+        found |= dict.fromkeys(matched, wanted)
+    return found

@@ -1,0 +1,266 @@
+"""The choice of placements and states of least step time that fits in memory.
+
+The step takes ``exchange + update + compute + weights − (1 − loss)·min(compute, weights)``: gathers of parameters and
+reductions of gradients run beside computation, and ``loss`` of the shorter of the two stays visible (the core's
+``overlap_loss``). With ``max(c, w) = max over λ in [0, 1] of (1 − λ)·c + λ·w``, and a price of μ seconds per byte that is
+kept for the backward, each (λ, μ) gives a problem with fixed prices, which is solved exactly and bounds every plan that
+fits from below: ``L(λ, μ) − μ·limit`` (Lagrangian relaxation; Fisher, Management Science 27, 1981). The best choice met
+that fits is kept, with its gap to the best bound.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+
+from autoparallel_core.errors import Infeasible
+from autoparallel_core.solve.assignment import Assignment, solve_assignment
+from autoparallel_core.solve.reduce import reduce_assignment
+from autoparallel_pytorch.formulate import COMPUTE, EXCHANGE, UPDATE, WEIGHTS, Formulation
+
+Array = NDArray[np.float64]
+
+
+@frozen
+class Objective:
+    """How the kinds of time add up."""
+
+    loss: float
+
+    def step_s(self, seconds: Mapping[str, float]) -> float:
+        c, w = seconds[COMPUTE], seconds[WEIGHTS]
+        return seconds[EXCHANGE] + seconds[UPDATE] + self.loss * (c + w) + (1.0 - self.loss) * max(c, w)
+
+    def hidden_s(self, seconds: Mapping[str, float]) -> float:
+        """Seconds of weight traffic that computation hides, or of computation that weight traffic outlasts."""
+        return (1.0 - self.loss) * min(seconds[COMPUTE], seconds[WEIGHTS])
+
+    def prices(self, share: float) -> dict[str, float]:
+        """Weights of the kinds for λ = ``share``."""
+        keep = 1.0 - self.loss
+        return {EXCHANGE: 1.0, UPDATE: 1.0, COMPUTE: self.loss + keep * (1.0 - share), WEIGHTS: self.loss + keep * share}
+
+
+Key = tuple[str, int, int, int]
+
+
+@frozen(eq=False)
+class Choice:
+    """By slot key: the rule taken on each mesh dimension, and the state (see ``recompute``)."""
+
+    picks: Mapping[Key, tuple[int, ...]]
+    states: Mapping[Key, int]
+
+
+@frozen(eq=False)
+class Point:
+    """What one pair of prices gave."""
+
+    share: float
+    price: float
+    """Seconds per byte kept."""
+    choice: Choice
+    seconds: Mapping[str, float]
+    kept_bytes: float
+    bound_s: float
+    """``L(λ, μ)`` without ``− μ·limit``."""
+    exact: bool
+
+
+class Priced(Protocol):
+    """A problem that can be solved for prices; the meshes of one and two dimensions in one program, larger ones by parts."""
+
+    def solve(self, share: float, price: float, start: Point | None) -> Point:
+        """The choice of least priced time."""
+
+
+@frozen(eq=False)
+class Outcome:
+    """The best that fits."""
+
+    best: Point
+    step_s: float
+    peak_bytes: float
+    bound_s: float
+    exact: bool
+    """Every program was solved to optimality, so that the bound holds."""
+    below: Point | None
+    """The point of the next lower memory price: it takes less time and does not fit."""
+    programs: int
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, (self.step_s - self.bound_s) / self.step_s) if self.step_s > 0 else 0.0
+
+
+@define(eq=False)
+class Search:
+    """Looks for prices. ``peak`` gives the memory of a point's program at its highest."""
+
+    problem: Priced
+    objective: Objective
+    limit_bytes: float
+    peak: Callable[[Point], float]
+    time_limit_s: float
+    tolerance: float = 1e-4
+    started: float = field(factory=time.perf_counter)
+    points: list[tuple[Point, float]] = field(factory=list)
+    """With their peaks."""
+
+    def run(self) -> Outcome:
+        """Raises Infeasible, with what is missing, when no choice met fits."""
+        free = self._balance(0.0, None)
+        if not self._fits(free):
+            self._memory(free)
+            best = self._best()
+            if best is not None and not self._balanced(best):
+                self._balance(best.price, best)
+        best = self._best()
+        if best is None:
+            least = min(peak for _, peak in self.points)
+            raise Infeasible(
+                f"the leanest plan found needs {least / 1e9:.2f} GB per GPU and the limit is {self.limit_bytes / 1e9:.2f} GB; "
+                "use more GPUs, a smaller batch or a higher limit"
+            )
+        step = self.objective.step_s(best.seconds)
+        bound = max(p.bound_s - p.price * self.limit_bytes for p, _ in self.points)
+        below = [(p, m) for p, m in self.points if m > self.limit_bytes and p.share == best.share]
+        nearest = min(below, key=lambda x: x[1], default=(None, 0.0))[0]
+        return Outcome(
+            best, step, self._peak_of(best), min(bound, step), all(p.exact for p, _ in self.points), nearest, len(self.points),
+            time.perf_counter() - self.started,
+        )  # fmt: skip
+
+    def _solve(self, share: float, price: float, start: Point | None = None) -> Point:
+        point = self.problem.solve(share, price, start)
+        self.points.append((point, self.peak(point)))
+        return point
+
+    def _balanced(self, point: Point) -> bool:
+        """Whether the longer of computation and weight traffic is the one that was priced."""
+        longer = point.seconds[WEIGHTS] - point.seconds[COMPUTE]
+        return (longer >= 0 or point.share < 1.0) and (longer <= 0 or point.share > 0.0)
+
+    def _balance(self, price: float, start: Point | None) -> Point:
+        """Solve for the λ at which the bound is highest, for one price of memory; the best point met."""
+        one = self._solve(1.0, price, start)
+        if self._balanced(one):
+            return one
+        zero = self._solve(0.0, price, one)
+        met = [one, zero]
+        for _ in range(3):
+            step, bound = min(map(self._step, met)), max(p.bound_s for p in met)
+            if (
+                self._balanced(zero)
+                or step + price * min(p.kept_bytes for p in met) - bound <= self.tolerance * step
+                or self._late()
+            ):
+                break
+            # Choices on both sides of weights = compute: the λ where their priced times meet.
+            at = [[self._value(p, price, share) for share in (0.0, 1.0)] for p in (one, zero)]
+            slope = (at[0][1] - at[0][0]) - (at[1][1] - at[1][0])
+            share = min(max((at[1][0] - at[0][0]) / slope if slope else 0.5, 0.02), 0.98)
+            if any(abs(p.share - share) < 1e-3 for p in met):
+                break
+            point = self._solve(share, price, one)
+            met.append(point)
+            if point.seconds[WEIGHTS] > point.seconds[COMPUTE]:
+                zero = point
+            else:
+                one = point
+        return min(met, key=lambda p: self._step(p) + price * p.kept_bytes)
+
+    def _memory(self, free: Point) -> None:
+        """Raise the price of memory until a choice fits, then close in on the least price that does."""
+        low, high, share = free, None, free.share
+        price = self._step(free) / max(free.kept_bytes, 1.0) / 6.0
+        for _ in range(10):
+            point = self._solve(share, price, low)
+            if self._fits(point):
+                high = point
+                break
+            low = point
+            price *= 6.0
+            if self._late():
+                break
+        if high is None:
+            return
+        for _ in range(6):
+            if self._late() or low.kept_bytes <= high.kept_bytes:
+                break
+            price = (self._value(high, 0.0, share) - self._value(low, 0.0, share)) / (low.kept_bytes - high.kept_bytes)
+            if not low.price * (1 + 1e-6) < price < high.price * (1 - 1e-6):
+                break
+            point = self._solve(share, price, high)
+            if self._value(point, price, share) >= self._value(low, price, share) * (1.0 - 1e-9):
+                break
+            low, high = (low, point) if self._fits(point) else (point, high)
+
+    def _step(self, point: Point) -> float:
+        return self.objective.step_s(point.seconds)
+
+    def _value(self, point: Point, price: float, share: float) -> float:
+        prices = self.objective.prices(share)
+        return sum(w * point.seconds[k] for k, w in prices.items()) + price * point.kept_bytes
+
+    def _peak_of(self, point: Point) -> float:
+        return next(m for p, m in self.points if p is point)
+
+    def _fits(self, point: Point) -> bool:
+        return self._peak_of(point) <= self.limit_bytes
+
+    def _best(self) -> Point | None:
+        fitting = [p for p, m in self.points if m <= self.limit_bytes]
+        return min(fitting, key=self._step, default=None)
+
+    def _late(self) -> bool:
+        return time.perf_counter() - self.started > self.time_limit_s
+
+
+# --- one program ------------------------------------------------------------------------------------------------------
+
+
+def assignment(form: Formulation, prices: Mapping[str, float], extra: Mapping[int, Array] | None = None) -> Assignment:
+    """The problem for fixed prices of the kinds; ``extra`` adds seconds to options of slots."""
+    cost = []
+    for slot in form.slots:
+        c = np.zeros(len(slot.picks))
+        for kind, seconds in slot.cost.items():
+            c += prices[kind] * seconds
+        cost.append(c)
+    for i, more in (extra or {}).items():
+        cost[i] = cost[i] + more
+    edges: dict[tuple[int, int], Array] = {}
+    for (u, v, kind), table in form.edges.items():
+        if (v, u) in edges:
+            edges[v, u] = edges[v, u] + prices[kind] * table.T
+        else:
+            edges[u, v] = edges.get((u, v), 0.0) + prices[kind] * table
+    return Assignment(tuple(cost), edges, (), {})
+
+
+def solve_program(
+    problem: Assignment, *, time_limit_s: float, start: Sequence[int] | None = None
+) -> tuple[tuple[int, ...], float, bool]:
+    """Choice, bound, and whether it is optimal. Raises Infeasible when no combination is permitted or none was found."""
+    reduced = reduce_assignment(problem)
+    if reduced is None:
+        raise Infeasible("no combination of placements satisfies the pins")
+    if not reduced.nodes:
+        choice = reduced.expand(())
+        return choice, problem.price(choice), True
+    answer = solve_assignment(reduced.problem, time_limit_s=time_limit_s, gap=1e-6)
+    if answer.choice is None:
+        if answer.status == "infeasible":
+            raise Infeasible("no combination of placements satisfies the pins")
+        if start is None:
+            raise Infeasible(f"no plan was found within {time_limit_s:.0f} s; give more time")
+        return tuple(start), max(0.0, answer.bound), False
+    choice = reduced.expand(answer.choice)
+    return choice, problem.price(choice) - (answer.cost - answer.bound), answer.status == "optimal"

@@ -1,0 +1,184 @@
+"""From one placement to another: the cheapest sequence of collectives, each over one mesh dimension.
+
+Steps and when they are right (mesh dimensions on one tensor dimension nest from left to right, so only the innermost may
+change; R replicated, P partial, S(d) sharded):
+
+=============  =====  ==================================================
+step           comm   over mesh dimension m
+=============  =====  ==================================================
+all_gather     yes    S(d) → R, m innermost on d
+all_reduce     yes    P → R
+reduce_scatter yes    P → S(d), m would be innermost on d
+all_to_all     yes    S(d) → S(e), m innermost on d and then on e
+slice          no     R → S(d), m would be innermost on d
+scale          no     R → P, every rank keeps its value over the group size
+=============  =====  ==================================================
+
+Costs are affine in the bytes of the whole tensor, so one graph of states per rank of tensor serves every tensor.
+Axis legend: U states (placements), E steps.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from autoparallel_pytorch.machine import Machine
+from autoparallel_pytorch.placement import PMAX, PMIN, P, Placements, R, fits, shards
+
+Array = NDArray[np.float64]
+
+_TINY = 1e-10
+"""Seconds of a step that moves nothing: fewer steps are better among equals."""
+
+
+class Move(NamedTuple):
+    """One step of a redistribution."""
+
+    kind: str
+    mesh_dim: int
+    source: int
+    """Placement before, on that mesh dimension."""
+    target: int
+
+
+@define(eq=False)
+class _States:
+    """All states of tensors of one rank, and the steps between them with their affine costs."""
+
+    states: list[Placements]
+    index: dict[Placements, int]
+    tail: NDArray[np.int64]
+    head: NDArray[np.int64]
+    moves: list[Move]
+    fixed: Array
+    per_byte: Array
+
+
+@define(eq=False)
+class Transitions:
+    """Costs and steps on one machine; remembers what it has computed."""
+
+    machine: Machine
+    _by_rank: dict[tuple[int, bool], _States] = field(factory=dict)
+    _rows: dict[tuple[bool, tuple[int, ...], float, Placements], Array] = field(factory=dict)
+    _allowed: dict[tuple[bool, tuple[int, ...]], NDArray[np.bool_]] = field(factory=dict)
+
+    def cost(self, source: Placements, targets: Sequence[Placements], shape: Sequence[int], n_bytes: float) -> Array:
+        """Seconds from one placement to each of several, float64[len(targets)]."""
+        graph, extremes = self._graph(source, shape)
+        key = (extremes, tuple(shape), float(n_bytes), source)
+        row = self._rows.get(key)
+        if row is None:
+            row = _distances(graph, graph.index[source], self._costs(graph, extremes, shape, n_bytes))
+            self._rows[key] = row
+        return row[[graph.index[t] for t in targets]]
+
+    def path(
+        self, source: Placements, target: Placements, shape: Sequence[int], n_bytes: float
+    ) -> tuple[list[Move], list[float]]:
+        """The steps of the cheapest way, and the seconds of each."""
+        graph, extremes = self._graph(source, shape)
+        cost = self._costs(graph, extremes, shape, n_bytes)
+        start, goal = graph.index[source], graph.index[target]
+        leaving: dict[int, list[int]] = {}
+        for e, u in enumerate(graph.tail):
+            leaving.setdefault(int(u), []).append(e)
+        best, via, heap = {start: 0.0}, {}, [(0.0, start)]
+        while heap:
+            d, u = heapq.heappop(heap)
+            if u == goal:
+                break
+            if d > best[u]:
+                continue
+            for e in leaving.get(u, ()):
+                v, total = int(graph.head[e]), d + float(cost[e])
+                if total < best.get(v, np.inf):
+                    best[v], via[v] = total, e
+                    heapq.heappush(heap, (total, v))
+        edges = []
+        while goal != start:
+            edges.append(via[goal])
+            goal = int(graph.tail[via[goal]])
+        edges.reverse()
+        return [graph.moves[e] for e in edges], [float(cost[e]) for e in edges]
+
+    def _costs(self, graph: _States, extremes: bool, shape: Sequence[int], n_bytes: float) -> Array:
+        """Seconds per step, infinite where the piece it makes has no whole shape."""
+        key = (extremes, tuple(shape))
+        allowed = self._allowed.get(key)
+        if allowed is None:
+            fitting = np.array([fits(s, self.machine.mesh.sizes, shape) for s in graph.states])
+            allowed = self._allowed[key] = fitting[graph.head]
+        return np.where(allowed, graph.fixed + graph.per_byte * n_bytes, np.inf)
+
+    def _graph(self, source: Placements, shape: Sequence[int]) -> tuple[_States, bool]:
+        key = (len(shape), any(p in (PMAX, PMIN) for p in source))
+        found = self._by_rank.get(key)
+        if found is None:
+            found = self._by_rank[key] = _build(self.machine, *key)
+        return found, key[1]
+
+
+def _build(machine: Machine, ndim: int, extremes: bool) -> _States:
+    sizes = machine.mesh.sizes
+    alphabet = (R, P, *((PMAX, PMIN) if extremes else ()), *range(ndim))
+    states = list(product(alphabet, repeat=len(sizes)))
+    index = {s: i for i, s in enumerate(states)}
+    tail, head, moves, fixed, per_byte = [], [], [], [], []
+    zero, giga = np.zeros(()), np.asarray(1e9)
+
+    def add(u: Placements, m: int, target: int, kind: str) -> None:
+        local = 1.0 / shards(u, sizes)
+        tail.append(index[u])
+        head.append(index[(*u[:m], target, *u[m + 1 :])])
+        moves.append(Move(kind, m, u[m], target))
+        # A gather or scatter along an inner dimension also rearranges the buffer: one read and one write.
+        inner = kind in ("all_gather", "reduce_scatter", "all_to_all") and max(u[m], target if kind != "all_gather" else 0) > 0
+        if kind in ("slice", "scale"):
+            copies = 2.0 * local / machine.hbm_bytes_per_s if kind == "scale" else 0.0
+            fixed.append(_TINY)
+            per_byte.append(copies)
+            return
+        price = getattr(machine, f"{kind}_s")
+        base = float(price(zero, m))
+        whole = local * sizes[m] if kind == "all_gather" else local
+        fixed.append(base + _TINY)
+        per_byte.append((float(price(giga, m)) - base) / 1e9 * local + (2.0 * whole / machine.hbm_bytes_per_s if inner else 0.0))
+
+    for u in states:
+        for m, p in enumerate(u):
+            innermost = {d: all(q != d for q in u[m + 1 :]) for d in range(ndim)}
+            if p >= 0 and innermost[p]:
+                add(u, m, R, "all_gather")
+                for e in range(ndim):
+                    if e != p and innermost[e]:
+                        add(u, m, e, "all_to_all")
+            elif p in (P, PMAX, PMIN):
+                add(u, m, R, "all_reduce")
+                for d in range(ndim):
+                    if innermost[d] and p == P:
+                        add(u, m, d, "reduce_scatter")
+            elif p == R:
+                add(u, m, P, "scale")
+                for d in range(ndim):
+                    if innermost[d]:
+                        add(u, m, d, "slice")
+    return _States(states, index, np.array(tail), np.array(head), moves, np.array(fixed), np.array(per_byte))
+
+
+def _distances(graph: _States, source: int, cost: Array) -> Array:
+    """Bellman-Ford over all steps at once; paths are as long as the mesh has dimensions, times a few."""
+    best = np.full(len(graph.states), np.inf)
+    best[source] = 0.0
+    while True:
+        before = best.copy()
+        np.minimum.at(best, graph.head, before[graph.tail] + cost)
+        if np.array_equal(best, before):
+            return best

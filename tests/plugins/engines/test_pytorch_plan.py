@@ -1,0 +1,137 @@
+"""What plans choose: known cases, hand-written placements as constraints, memory, larger meshes, mesh search."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from pytorch_models import MLP, Decoder, planned, planning, tokens, traced  # noqa: E402
+from torch import nn  # noqa: E402
+
+import autoparallel_core as ap  # noqa: E402
+from autoparallel_core.errors import Infeasible, SpecError  # noqa: E402
+from autoparallel_pytorch.exact import Exact  # noqa: E402
+from autoparallel_pytorch.parts import Parts  # noqa: E402
+from autoparallel_pytorch.planner import meshes  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def mlp(batch: int, hidden: int, width: int, mesh: dict[str, int], **fields: object) -> ap.ModulePlan:
+    with torch.device("meta"):
+        module = MLP(hidden, width).to(torch.bfloat16)
+        x = torch.empty(batch, hidden, dtype=torch.bfloat16)
+    return planned(module, [x], mesh, **fields)
+
+
+def test_a_large_batch_on_small_weights_is_data_parallel() -> None:
+    plan = mlp(1 << 20, 1024, 1024, {"x": 8})
+    up = next(o for o in plan.document["operators"] if o["name"] == "up/mm")
+    assert up["in"] == ["S(0)", "R"]
+    assert plan.gap < 1e-6
+
+
+def test_a_small_batch_on_large_weights_is_tensor_parallel() -> None:
+    plan = mlp(256, 16384, 65536, {"x": 8})
+    assert plan.placements == {"up.weight": "S(0)", "down.weight": "S(1)"}
+    assert plan.gap < 1e-6
+
+
+def test_memory_below_replicated_parameters_shards_them() -> None:
+    whole = {"*.weight": "R"}
+    replicated = mlp(1 << 14, 4096, 4096, {"x": 8}, memory_limit_bytes=1e12, pins=whole)
+    state = sum(p["bytes"] for p in replicated.document["parameters"].values()) * (1 + 12 / 2)
+    limit = replicated.peak_bytes - 0.6 * state
+    with pytest.raises(Infeasible):
+        mlp(1 << 14, 4096, 4096, {"x": 8}, memory_limit_bytes=limit, pins=whole)
+    tight = mlp(1 << 14, 4096, 4096, {"x": 8}, memory_limit_bytes=limit)
+    assert all(p.startswith("S") for p in tight.placements.values())
+    assert tight.peak_bytes <= limit
+    with pytest.raises(Infeasible, match="leanest plan found needs"):
+        mlp(1 << 14, 4096, 4096, {"x": 8}, memory_limit_bytes=1e6)
+
+
+def test_a_large_table_is_not_gathered() -> None:
+    class Lookup(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(1 << 20, 1024, dtype=torch.bfloat16)
+
+        def forward(self, index: torch.Tensor) -> torch.Tensor:
+            return self.table(index).float().pow(2).mean()
+
+    with torch.device("meta"):
+        module, index = Lookup(), torch.empty(64, 16, dtype=torch.int64)
+    plan = planned(module, [index], {"x": 8})
+    table = plan.document["parameters"]["table.weight"]["bytes"]
+    assert max((c["bytes"] for c in plan.document["collectives"]), default=0) < table / 100
+
+
+COLUMNS, ROWS = ("*.w[qkv].weight", "*.gate.weight", "*.up.weight"), ("*.wo.weight", "*.down.weight")
+HAND = {
+    "fsdp": dict.fromkeys((*COLUMNS, *ROWS, "tokens", "*/attention"), "S(0) S(0)"),
+    "tensor": dict.fromkeys(COLUMNS, "R S(0)") | dict.fromkeys(ROWS, "R S(1)") | {"*/attention": "S(0) S(1)"},
+    "fsdp + tensor": dict.fromkeys(COLUMNS, "S(0) S(0)") | dict.fromkeys(ROWS, "S(0) S(1)") | {"*/attention": "S(0) S(1)"},
+}
+
+
+def test_no_hand_written_plan_is_better() -> None:
+    with torch.device("meta"):
+        module = Decoder(layers=2, hidden=2048, heads=16, kv_heads=8, width=8192, vocab=32768).to(torch.bfloat16)
+        inputs = {k: torch.empty(64, 2048, dtype=torch.int64) for k in ("tokens", "labels")}
+    best = planned(module, inputs, {"dp": 4, "tp": 8})
+    assert best.gap < 0.02
+    for name, pins in HAND.items():
+        hand = planned(module, inputs, {"dp": 4, "tp": 8}, pins=pins)
+        assert best.step_s <= hand.step_s * (1 + 1e-9), name
+
+
+def test_pins_hold_and_wrong_ones_are_explained() -> None:
+    module, inputs = Decoder(), tokens()
+    plan = planned(module, inputs, {"dp": 2, "tp": 2}, pins={"layers.*.wq": "R S(0)"})
+    assert plan.placements["layers.0.wq.weight"] == plan.placements["layers.1.wq.weight"] == "R S(0)"
+    with pytest.raises(SpecError, match=r"matches no parameter.*did you mean"):
+        planned(module, inputs, {"dp": 2}, pins={"layers.0.wz.weight": "S(0)"})
+    with pytest.raises(SpecError, match="not among its placements"):
+        planned(module, inputs, {"dp": 2}, pins={"layers.0.wq.weight": "S(5)"})
+
+
+def test_no_collective_is_faster_than_its_wire_and_no_step_than_its_computation() -> None:
+    with torch.device("meta"):
+        module = Decoder(layers=1, hidden=1024, heads=8, kv_heads=8, width=4096, vocab=8192).to(torch.bfloat16)
+        inputs = {k: torch.empty(32, 1024, dtype=torch.int64) for k in ("tokens", "labels")}
+    document = planned(module, inputs, {"dp": 4, "tp": 4}).document
+    fastest = max(t["bytes_per_s"] for t in document["cluster"]["tiers"])
+    for c in document["collectives"]:
+        share = 2.0 if c["kind"] == "all_reduce" else 1.0
+        assert c["seconds"] >= share * (c["ranks"] - 1) / c["ranks"] * c["bytes"] / fastest
+    cost = document["cost"]
+    assert cost["step_s"] >= max(cost["compute_s"], cost["weights_s"])
+    total = cost["compute_s"] + cost["weights_s"] + cost["exchange_s"] + cost["update_s"] - cost["hidden_s"]
+    assert cost["step_s"] == pytest.approx(total)
+
+
+@pytest.mark.parametrize(("batch", "hidden", "width"), [(4096, 256, 1024), (64, 2048, 8192), (16384, 512, 512)])
+def test_parts_reach_the_exact_optimum_of_small_graphs(batch: int, hidden: int, width: int) -> None:
+    with torch.device("meta"):
+        module, x = MLP(hidden, width).to(torch.bfloat16), torch.empty(batch, hidden, dtype=torch.bfloat16)
+    made = planning(traced(module, [x]), {"a": 4, "b": 2, "c": 4})
+    exact = Exact(made.form, made.graph, made.states(made.form), made.objective, 60.0)
+    parts = Parts(made.formulate, made.states, lambda: made.formulate(connected=False), made.graph, made.objective, 3, 60.0)
+    for price in (0.0, 1e-12):
+        whole, found = exact.solve(1.0, price, None), parts.solve(1.0, price, None)
+        prices = made.objective.prices(1.0)
+        value = [sum(w * p.seconds[k] for k, w in prices.items()) + price * p.kept_bytes for p in (whole, found)]
+        assert whole.exact
+        assert value[0] <= value[1] * (1 + 1e-9)
+        assert value[1] <= value[0] * 1.001
+        assert found.bound_s <= value[0]
+
+
+def test_the_mesh_is_searched() -> None:
+    module, inputs = Decoder(), tokens()
+    plan = ap.plan(module, inputs, "auto", n_gpus=8, gpu="H100")
+    assert len(plan.document["meshes"]) == len(meshes(8)) == 3
+    each = [ap.plan(module, inputs, dict(zip(n, s, strict=True)), gpu="H100").step_s for n, s in meshes(8)]
+    assert plan.step_s == pytest.approx(min(each))
