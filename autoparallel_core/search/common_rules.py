@@ -321,12 +321,18 @@ def only_value(column: str, value: int, why: str, source: str, *, rule_id: str |
 
 
 def quantised_width_aligned(
-    source: str, degrees: dict[str, Degree] | None = None, *, rule_id: str = "quantised width % block", **bounds: Any
+    source: str,
+    degrees: dict[str, Degree] | None = None,
+    *,
+    padded_experts: Sequence[str] = (),
+    rule_id: str = "quantised width % block",
+    **bounds: Any,
 ) -> Rule:
     """Every sharded width per rank is a multiple of the checkpoint's quantisation block.
 
     ``degrees`` says by which degree each axis name is cut when it differs from tp (dense axes) and etp (experts).
     Key/value heads beyond their number are replicated, so that a rank keeps at least one whole head.
+    ``padded_experts`` names formats whose expert kernels take whole blocks per rank and pad the last one.
     """
     cut: dict[str, Degree] = {name: _column(col) for name, col in SHARDED_BY.items()} | (degrees or {})
 
@@ -337,6 +343,8 @@ def quantised_width_aligned(
         return np.minimum(d, w.units) if w.axis == "kv_heads" else d
 
     def bad(w: QuantisedWidth, s: Any) -> Any:
+        if w.axis == "expert_ffn" and w.format in padded_experts:
+            return False
         d = degree(w, s)
         return (d > 1) & (w.size % (d * w.block) != 0)
 
@@ -347,15 +355,25 @@ def quantised_width_aligned(
         return result
 
     def sentence(problem: Problem, s: Strategy) -> str:
-        hits = [w for w in quantised_widths(problem.arch) if bad(w, s)]
-        w, d = hits[0], degree(hits[0], s)
-        more = f" (and {len(hits) - 1} more matrices)" if len(hits) > 1 else ""
-        return (
-            f"{w.module} of width {w.size} over {SHARDED_BY[w.axis]} gives {w.size / d:g} on each of {d} ranks, "
-            f"not a multiple of the {w.format} block {w.block}{more}"
+        cuts: dict[tuple[str, int, int, str, int], list[str]] = {}
+        for w in quantised_widths(problem.arch):
+            if bad(w, s):
+                modules = cuts.setdefault((SHARDED_BY[w.axis], w.size, int(degree(w, s)), w.format, w.block), [])
+                modules.extend({w.module} - set(modules))
+        return "; ".join(
+            f"{_listed(modules)} of width {size} over {column} {'give' if len(modules) > 1 else 'gives'} "
+            f"{size / d:g} on each of {d} ranks, not a multiple of the {fmt} block {block}"
+            for (column, size, d, fmt, block), modules in cuts.items()
         )
 
     return simple(rule_id, condition, sentence, source, **bounds)
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    """``a``, ``a and b``, ``a, b, c and 2 more matrices``."""
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more matrices"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _column(name: str) -> Degree:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from attrs import frozen
 
 from autoparallel_core.spec.arch import ModelArch
-from autoparallel_core.spec.op import Attention, ExpertGemm, Gemm, Op, Scan, Weight
+from autoparallel_core.spec.op import Attention, Axis, ExpertGemm, Gemm, Op, Scan, Weight
 from autoparallel_core.spec.quantization import weight_format
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ SHARDED_BY = {"heads": "tp", "kv_heads": "tp", "ffn": "tp", "expert_ffn": "etp"}
 
 @frozen
 class QuantisedWidth:
-    """A sharded axis of matrices that the checkpoint stores in blocks."""
+    """A sharded axis of matrices that the checkpoint stores in blocks, and the block along that axis."""
 
     module: str
     axis: str
@@ -138,13 +138,15 @@ def quantised_widths(arch: ModelArch) -> tuple[QuantisedWidth, ...]:
     for op in _ops(arch):
         if isinstance(op, Gemm | ExpertGemm):
             for w in op.weights:
-                found.update(dict.fromkeys(_sharded_axes(w)))
+                found.update(dict.fromkeys(_sharded_axes(w, op.k)))
     return tuple(found)
 
 
-def _sharded_axes(w: Weight) -> Iterator[QuantisedWidth]:
-    block = weight_format(w.format).block if w.linear and w.format else None
-    if block and w.format:
-        for a in w.axes:
-            if a.name in SHARDED_BY:
-                yield QuantisedWidth(w.module, a.name, a.units, a.width, w.format, block)
+def _sharded_axes(w: Weight, contracted: Axis) -> Iterator[QuantisedWidth]:
+    if not (w.linear and w.format):
+        return
+    f = weight_format(w.format)
+    for a in w.axes:
+        block = f.block if a.name == contracted.name else f.output_block
+        if block and a.name in SHARDED_BY:
+            yield QuantisedWidth(w.module, a.name, a.units, a.width, w.format, block)

@@ -20,7 +20,10 @@ class WeightFormat:
     bytes_per_param: float
     compute: str
     block: int | None = None
-    """Every sharded width per rank must be a multiple of this (None: no such rule)."""
+    """Weights that share a scale along the contracted axis: a width cut there is a multiple of it on every rank
+    (None: no such rule)."""
+    output_block: int | None = None
+    """The same for the axis of the result: the other side of a square tile, or the results packed in one word."""
 
 
 FORMATS: dict[str, WeightFormat] = {
@@ -30,7 +33,7 @@ FORMATS: dict[str, WeightFormat] = {
         WeightFormat("bf16", 2.0, "bf16"),
         WeightFormat("fp16", 2.0, "fp16"),
         WeightFormat("fp8", 1.0, "fp8"),
-        WeightFormat("fp8_block128", 1.0 + 4.0 / (128 * 128), "fp8", 128),
+        WeightFormat("fp8_block128", 1.0 + 4.0 / (128 * 128), "fp8", 128, 128),
         WeightFormat("mxfp8", 1.0 + 1.0 / 32, "fp8", 32),
         WeightFormat("int8", 1.0, "int8"),
         WeightFormat("int8_weight_only", 1.0, "bf16"),
@@ -48,18 +51,18 @@ def int_format(bits: int, group_size: int, *, zero_point: bool) -> WeightFormat:
     """Weight-only integer format: fp16 scale per group, plus a packed zero point when asymmetric.
 
     ``group_size`` ≤ 0 means one scale per output channel (its share per parameter is negligible).
-    Sources: GPTQ and AWQ checkpoint layouts (one fp16 scale, one packed ``bits`` zero per group).
+    Sources: GPTQ and AWQ checkpoint layouts (one fp16 scale, one packed ``bits`` zero per group; 32-bit words).
     """
     per_param = bits / 8
     if group_size > 0:
         per_param += 2.0 / group_size + (bits / 8 / group_size if zero_point else 0.0)
     name = f"int{bits}_g{group_size}{'z' if zero_point else ''}"
-    return WeightFormat(name, per_param, "bf16", group_size if group_size > 0 else None)
+    return WeightFormat(name, per_param, "bf16", group_size if group_size > 0 else None, 32 // bits)
 
 
 def fp8_block_format(block: int) -> WeightFormat:
     """FP8 with one fp32 scale per ``block × block`` tile (arXiv 2412.19437, section 3.3)."""
-    return WeightFormat(f"fp8_block{block}", 1.0 + 4.0 / (block * block), "fp8", block)
+    return WeightFormat(f"fp8_block{block}", 1.0 + 4.0 / (block * block), "fp8", block, block)
 
 
 def weight_format(name: str) -> WeightFormat:

@@ -54,7 +54,7 @@ RULES = (
     stages_at_most_layers("python/sglang/srt/distributed/utils.py, get_pp_indices", modes=SERVING),
     speculation_without_pipeline(f"{_ARGS}: pp_size > 1 turns off the overlap schedule and forbids speculation"),
     widths_divisible("python/sglang/srt/distributed/utils.py, divide()", dense=dense_ranks),
-    quantised_width_aligned(_FP8, {"ffn": dense_ranks}, modes=SERVING),
+    quantised_width_aligned(_FP8, {"ffn": dense_ranks}, padded_experts=("mxfp4",), modes=SERVING),
     asked_precision_aligned(_FP8, dense=dense_ranks),
     groups_divisible("mamba_groups", "Mamba groups", "python/sglang/srt/layers/attention/mamba", one_is_shared=True,
                      rule_id="mamba groups % tp"),

@@ -97,10 +97,38 @@ def test_quantised_widths():
     check(common.quantised_width_aligned("s"), p, batch, expected)
     said = common.quantised_width_aligned("s").sentence(p, Strategy(tp=1, etp=8))
     assert said == (
-        "mlp.experts.gate_proj of width 1536 over etp gives 192 on each of 8 ranks, not a multiple of the fp8_block128 block 128 "
-        "(and 2 more matrices)"
+        "mlp.experts.gate_proj, mlp.experts.up_proj and mlp.experts.down_proj of width 1536 over etp give 192 on each of 8 "
+        "ranks, not a multiple of the fp8_block128 block 128"
     )
     assert not common.quantised_width_aligned("s").broken(problem(), batch).any()
+
+
+def quantised_moe(fmt, width):
+    """Experts of one width whose matrices are all stored in one format."""
+    block = moe_block(hidden=4096, experts=8, top_k=2, expert_intermediate=width, shared_intermediate=0)
+    ops = tuple(evolve(op, weights=tuple(evolve(w, format=fmt) if w.linear else w for w in op.weights)) for op in block.ops)
+    return problem(evolve(toy_moe_arch(), layers=(Layer((evolve(block, ops=ops),)),)))
+
+
+@pytest.mark.parametrize(
+    ("fmt", "contracted", "result"),
+    [("fp8_block128", 128, 128), ("nvfp4", 16, 1), ("mxfp4", 32, 1), ("int4_g128", 128, 8), ("int8_g64z", 64, 4)],
+)
+def test_groups_of_weights_lie_along_the_contracted_axis(fmt, contracted, result):
+    """gate and up give the expert's width, down contracts it; only square tiles and packed words bind the former."""
+    rule, batch = common.quantised_width_aligned("s"), grid(etp=(1, 2, 4, 8, 16))
+    for width in (1856, 2880, 1544):
+        step = math.lcm(contracted, result)
+        check(rule, quantised_moe(fmt, width), batch, lambda s, w=width, b=step: s.etp > 1 and w % (s.etp * b))
+        (down,) = {w.block for w in facts.quantised_widths(quantised_moe(fmt, width).arch) if w.module.endswith("down_proj")}
+        ups = {w.block for w in facts.quantised_widths(quantised_moe(fmt, width).arch) if w.module.endswith("up_proj")}
+        assert (down, ups) == (contracted, {result} - {1})
+
+
+def test_expert_kernels_that_pad_take_any_width():
+    rule = common.quantised_width_aligned("s", padded_experts=("mxfp4",))
+    assert not rule.broken(quantised_moe("mxfp4", 2880), grid(etp=(4, 8))).any()
+    assert rule.broken(quantised_moe("nvfp4", 2888), grid(etp=(4, 8))).all()
 
 
 def test_sentences_name_the_nearest_legal_values():
