@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from autoparallel_core.cost.context_parallel import Exchange, exposed_s
 from autoparallel_core.cost.layer_sum import LayerSum
 from autoparallel_core.ops.kernels import attended_keys
 from autoparallel_core.ops.mesh import ASSIGNMENT, Mesh
@@ -112,24 +113,15 @@ def _attention(t: LayerSum, block: Block, op: Op) -> None:
             what="scores",
         )
     if np.any(mesh.cp > 1) and op.v_width:
-        _context_parallel(t, mesh.tokens * kv * 2.0, forward, backward)
-
-
-def _context_parallel(t: LayerSum, kv_bytes: Array, forward: Array, backward: Array) -> None:
-    """Ring exchange of keys and values behind the attention of the previous chunk (Ring Attention, arXiv 2310.01889).
-
-    The backward also sends the gradients of both. What the computation of a step cannot hide is exposed.
-    """
-    mesh = t.mesh
-    step = t.hw.network.ring_step(kv_bytes, mesh.cp, mesh.tp)
-    steps = mesh.cp - 1
-    for scale, compute, cause_forward in ((1.0, forward, True), (2.0, backward, False)):
-        total = steps * step * scale
-        exposed = np.where(
-            mesh.cp > 1, np.maximum(total - compute * steps / mesh.cp, 0.0) + t.hw.overlap_loss * np.minimum(total, compute), 0.0
+        width = op.heads.width + op.v_width
+        held = Exchange(
+            kv_bytes=mesh.tokens * kv * 2.0,
+            query_bytes=mesh.tokens * heads * width * 2.0,
+            kv_heads=mesh.local(op.kv_heads) / op.kv_heads.width,
+            forward_s=forward,
+            backward_s=backward,
         )
-        zero = np.zeros(len(mesh))
-        t.add("cp_comm", exposed if cause_forward else zero, zero if cause_forward else exposed)
+        t.add("cp_comm", *exposed_s(hw, mesh, held))
 
 
 def _scan(t: LayerSum, block: Block, op: Op) -> None:

@@ -14,6 +14,7 @@ from autoparallel_core.cost.recompute import MODULES
 
 KERNELS = ("unfused", "flash2", "fused")
 ELEMENTWISE = ("unfused", "partly-fused", "eager", "compiled", "fused")
+CP_COMM = ("p2p", "all_gather", "a2a")
 SCHEDULES = {
     "1f1b": "1f1b", "1f1b-interleaved": "1f1b", "interleaved": "1f1b", "gpipe": "gpipe", "afab": "gpipe",
     "zbb": "zero_bubble", "zb1p": "zero_bubble", "zbv": "zero_bubble", "zero_bubble": "zero_bubble",
@@ -54,6 +55,7 @@ def software_changes(settings: Mapping[str, Any], num_layers: int) -> tuple[dict
 
     choose("attention_kernel", KERNELS)
     choose("elementwise", ELEMENTWISE)
+    choose("cp_comm", CP_COMM)
     for field, keys in (
         ("dp_overlap", ("overlap_grad_reduce", "overlap_param_gather", "dp_overlap")),
         ("tp_overlap", ("tp_comm_overlap", "async_tp", "tp_overlap")),
@@ -98,7 +100,7 @@ READ = frozenset({
     "tp_overlap", "moe_a2a_overlap", "ep_overlap", "overlap_p2p", "p2p_overlap", "cuda_launch_blocking", "launch_blocking",
     "pp_embedding_as_layer", "embedding_as_layer", "precision_aware_optimizer", "dispatcher", "moe_flex_dispatcher_backend",
     "deepep", "cuda_graph_impl", "cuda_graph_scope", "schedule", "pp_schedule", "pipeline_schedule", "precision_recipe", "float8",
-    "fp8", "fp32_grad_accum", "cpu_offloading_num_layers", "activation_cpu_offload",
+    "fp8", "fp32_grad_accum", "cp_comm", "cpu_offloading_num_layers", "activation_cpu_offload",
 })  # fmt: skip
 
 

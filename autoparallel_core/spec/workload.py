@@ -24,8 +24,13 @@ class Software:
     p2p_overlap: bool = True
     cuda_graph: Literal["none", "partial", "full_iteration"] = "none"
     dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep"] = "alltoall"
+    cp_comm: Literal["p2p", "all_gather", "a2a"] = "p2p"
+    """How context parallelism brings keys to queries: a ring of sends behind the attention (Ring Attention), an all-gather of
+    keys and values before it, or all-to-alls that trade the sequence for heads (Ulysses)."""
     launch_blocking: bool = False
     """CUDA_LAUNCH_BLOCKING: the host waits for every kernel."""
+    sharded_dispatch: bool = False
+    """Tensor-parallel operators are sharded tensors that Python dispatches one by one (DTensor), unless they are compiled."""
     pipeline_schedule: Literal["1f1b", "gpipe", "zero_bubble", "dualpipe_v"] = "1f1b"
     embedding_as_layer: bool = False
     """Embedding and loss count as layers when the pipeline is split."""
@@ -70,7 +75,8 @@ class InferenceWorkload:
     isl: int
     osl: int
     concurrency: int | None = None
-    """None: as many as the cache holds at full length, the most within the latency limits, or one for the goal latency."""
+    """None: as many as the cache holds at full length, the most within the latency limits, one for the goal latency, or the
+    fewest that serve a request rate for the goals latency and cost."""
     load: Literal["closed", "offline", "static"] = "closed"
     requests: int | None = None
     """Requests of an offline run, whose last batch is not full; None: its steady state."""
@@ -90,11 +96,18 @@ class InferenceWorkload:
     tpot_limit_s: float | None = None
     request_rate_per_s: float | None = None
     goal: Literal["latency", "throughput", "cost"] = "throughput"
+    gpu_hour_price: float | None = None
+    """Price of one GPU for an hour, in any currency; prices of tokens are in the same."""
     settings: tuple[tuple[str, str], ...] = field(default=())
 
     @property
     def context_tokens(self) -> int:
         return self.isl + self.osl
+
+    @property
+    def paced(self) -> bool:
+        """Whether a deployment runs at the request rate asked for, and no faster: what it could do beyond is of no use."""
+        return self.request_rate_per_s is not None and self.goal in {"latency", "cost"} and self.concurrency is None
 
     @property
     def assumed_in_flight(self) -> str | None:
@@ -103,10 +116,10 @@ class InferenceWorkload:
             return None
         if self.load == "offline":
             return "requests in flight: as many as fit, the cache kept full"
+        if self.paced:
+            return f"requests in flight: the fewest that serve the request rate (goal {self.goal})"
         if self.goal == "latency":
-            if self.request_rate_per_s is None:
-                return "requests in flight: one in the whole cluster (goal latency)"
-            return "requests in flight: the fewest that serve the request rate (goal latency)"
+            return "requests in flight: one in the whole cluster (goal latency)"
         limits = [n for n, v in (("TTFT", self.ttft_limit_s), ("TPOT", self.tpot_limit_s)) if v is not None]
         if limits:
             return f"requests in flight: for each layout the most that keep the limit on {' and '.join(limits)}"

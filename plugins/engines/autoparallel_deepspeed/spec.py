@@ -20,6 +20,7 @@ DEEPSPEED = EngineSpec(
         elementwise="partly-fused",
         dp_overlap=True,
         dispatcher="alltoall",
+        cp_comm="a2a",
         grad_dtype="bf16",
     ),
     constants={

@@ -27,6 +27,8 @@ from autoparallel_core.spec.strategy import RECOMPUTE, Strategy
 
 NAME = "fsdp"
 CONFIG = "accelerate/parallelism_config.py"
+ROTATION = {"allgather": "all_gather", "alltoall": "p2p"}
+"""How torch's context parallelism brings keys to queries → Software.cp_comm."""
 ZERO = {
     "FULL_SHARD": 3,
     "SHARD_GRAD_OP": 2,
@@ -151,12 +153,21 @@ def _launch(s: Settings, problem: Problem | None) -> Launch:
             precision={"no": "fp32"}.get(str(precision), precision),
             task="lora" if a.get("lora") else None,
         ),
+        software=_software(s),
         refusals=() if problem is None else tuple(refusals(s, problem)),
         notes=tuple(_notes(s)),
         unmodelled=tuple(_unmodelled(s)),
         unknown=tuple(k for k in s.fsdp if k.startswith("fsdp_") and k not in QUIET),
         unset=a.unset,
     )
+
+
+def _software(s: Settings) -> dict[str, Any]:
+    """The exchange of context parallelism: torch's ``alltoall`` rotates keys around the ring; ``sp`` is Ulysses."""
+    if s.sizes.get("sp", 1) > 1:
+        return {"cp_comm": "a2a"}
+    stated = (s.config.get("parallelism_config") or {}).get("parallelism_config_cp_comm_strategy")
+    return {"cp_comm": ROTATION[stated]} if stated in ROTATION else {}
 
 
 def zero_stage(s: Settings) -> int:

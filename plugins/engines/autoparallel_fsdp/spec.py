@@ -20,6 +20,7 @@ FSDP = EngineSpec(
         elementwise="eager",
         dp_overlap=True,
         dispatcher="alltoall",
+        cp_comm="all_gather",
         grad_dtype="fp32",
         recompute_modules=("op",),
     ),

@@ -32,6 +32,8 @@ def bridge_config(problem: Problem, s: Strategy, options: Mapping[str, Any]) -> 
         "virtual_pipeline_model_parallel_size": s.vpp if s.vpp > 1 else None,
         "context_parallel_size": s.cp,
     }
+    if s.cp > 1:
+        model["cp_comm_type"] = software.cp_comm
     if split is not None and s.pp > 1:
         if split.kind == "layout":
             model["pipeline_model_parallel_layout"] = layout_string(split, mtp_layers=len(problem.arch.mtp))

@@ -93,7 +93,7 @@ def parallel_groups(problem: Problem, s: Strategy, chunks: Sequence[int] = ()) -
             f"Degrees: {s.tp} × {s.cp} × {s.pp} GPUs hold one model, {s.dp} times.",
             ("--tensor-model-parallel-size", s.tp), "--sequence-parallel" if s.sp and s.tp > 1 else None,
             ("--pipeline-model-parallel-size", s.pp), ("--context-parallel-size", s.cp),
-            ("--cp-comm-type", "p2p" if s.cp > 1 else None),
+            ("--cp-comm-type", problem.software.cp_comm if s.cp > 1 else None),
         ),
         *_pipeline(problem, s, chunks),
         *_expert_groups(problem, s),

@@ -20,7 +20,7 @@ from autoparallel_megatron.bridge_fields import bridge_values
 from autoparallel_megatron.flags import HARMLESS, NOTABLE, PER_NODE, TABLE
 from autoparallel_megatron.model_flags import model_fields
 from autoparallel_megatron.refusals import layout_stages, refusals
-from autoparallel_megatron.software_flags import software_of
+from autoparallel_megatron.software_flags import EXCHANGES, context_exchange, software_of
 
 NAME = "megatron"
 TELLTALE = (
@@ -113,6 +113,9 @@ def _launch(sources: Sources, r: Reading, problem: Problem | None) -> Launch:
     strategy = None if problem is None else strategy_of(p, problem, etp=etp, vpp=vpp, bridge=r.bridge)
     if problem is not None:
         notes += _split_note(p, problem, vpp)
+    exchange = context_exchange(p)
+    if exchange is not None and exchange not in EXCHANGES and p.get("cp", 1) > 1:
+        notes.append(f"--cp-comm-type {exchange} has no formula here; the ring of p2p is priced")
     software, more = software_of(p, r.environment, vpp=vpp, overlap_known=_may_overlap(problem), bridge=r.bridge)
     return Launch(
         engine=NAME,

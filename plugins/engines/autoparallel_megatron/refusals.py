@@ -167,14 +167,6 @@ def _context(p: Parsed, problem: Problem) -> Iterator[Refusal]:
         yield Refusal("hierarchical cp", f"--hierarchical-context-parallel-sizes {product} must multiply to cp {cp}", ARGUMENTS)
     if "a2a+p2p" in kinds and not levels:
         yield Refusal("hierarchical cp", "--cp-comm-type a2a+p2p needs --hierarchical-context-parallel-sizes", ARGUMENTS)
-    if kinds == ["a2a"] and cp > 1:
-        from autoparallel_core.search.facts import query_heads
-
-        local = max(query_heads(problem.arch), default=0) // p.get("tp", 1)
-        if local % cp:
-            yield Refusal(
-                "heads % a2a cp", f"{local} heads per tensor-parallel rank cannot be scattered over cp {cp} (a2a)", CONFIG
-            )
     if seq and positions and positions < seq:
         yield Refusal("positions", f"--max-position-embeddings {positions} is below --seq-length {seq}", ARGUMENTS)
 

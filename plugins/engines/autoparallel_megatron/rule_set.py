@@ -14,6 +14,7 @@ from autoparallel_core.search.facts import (
     expert_widths,
     is_moe,
     linear_attention_heads,
+    query_heads,
     state_space_groups,
     state_space_heads,
 )
@@ -97,6 +98,10 @@ def _groups_clash(problem: Problem, s: Any) -> Any:
     return result
 
 
+def _most_heads(problem: Problem) -> int:
+    return max(query_heads(problem.arch), default=0)
+
+
 RULES: tuple[Rule, ...] = (
     common.world_product("training/arguments.py and core/parallel_state.py: world size divisible by tp·pp·cp"),
     common.expert_grid(
@@ -165,6 +170,15 @@ RULES: tuple[Rule, ...] = (
             f"of cp {s.cp}"
         ),
         "core/ssm/mamba_context_parallel.py: groups are sharded or replicated whole",
+    ),
+    simple(
+        "heads % a2a cp",
+        lambda p, s: (p.software.cp_comm == "a2a") & (_most_heads(p) // s.tp % s.cp != 0),
+        lambda p, s: (
+            f"{_most_heads(p) // s.tp} heads per tensor-parallel rank cannot be scattered over cp {s.cp} (--cp-comm-type a2a)"
+            + common.instead("cp", s.cp, lambda v: _most_heads(p) // s.tp % v == 0)
+        ),
+        f"{CONFIG}: cp_comm_type a2a scatters heads",
     ),
     common.sequence_divisible(
         f"{ARGUMENTS}: seq_length % (2·cp) when cp > 1; sequence parallelism splits it over tp as well",

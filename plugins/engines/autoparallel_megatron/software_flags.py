@@ -13,6 +13,8 @@ FP8 = {
     "blockwise": ("fp8", "blockwise"), "custom": ("fp8", None),
 }  # fmt: skip
 """``--fp8-recipe`` → precision and recipe."""
+EXCHANGES = {"p2p": "p2p", "all_gather": "all_gather", "a2a": "a2a"}
+"""``--cp-comm-type`` → Software.cp_comm."""
 RECIPE_FLAGS = {"delayed": "delayed", "current": "tensorwise", "mxfp8": "mxfp8", "blockwise": "blockwise"}
 
 
@@ -30,6 +32,8 @@ def software_of(
     _precision(p, out, more)
     if dispatcher := _dispatcher(p):
         out["dispatcher"] = dispatcher
+    if (exchange := context_exchange(p)) in EXCHANGES:
+        out["cp_comm"] = EXCHANGES[exchange]
     if kernel := _attention(p):
         out["attention_kernel"] = kernel
     if graph := _graphs(p):
@@ -46,6 +50,13 @@ def software_of(
     if modules:
         out["recompute_modules"] = modules
     return out, more
+
+
+def context_exchange(p: Parsed) -> str | None:
+    """The one ``--cp-comm-type`` of all layers; several, or a hierarchical one, as they are written."""
+    kinds = p.get("cp_comm_type") or []
+    kinds = [kinds] if isinstance(kinds, str) else list(kinds)
+    return None if not kinds else kinds[0] if len(set(kinds)) == 1 else " ".join(kinds)
 
 
 def _expert_overlap(p: Parsed, out: dict[str, Any], *, vpp: int, known: bool) -> None:

@@ -31,6 +31,7 @@ PRICED = frozenset({
     "training.max_context_length", "parallelism.num_pp_microbatches", "activation_checkpoint.mode",
     "activation_checkpoint.selective_ac_option", "compile.enable", "compile.components", "model.name", "model.flavor",
     "model.hf_assets_path", "model.tokenizer_path", "model.converters", "parallelism.context_parallel_load_balancer",
+    "parallelism.context_parallel_rotate_method",
     "parallelism.spmd_backend", "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
     "training.dataset_path", "training.debug_moe_force_load_balance", "training.data_parallel_replicate_degree",
 })  # fmt: skip

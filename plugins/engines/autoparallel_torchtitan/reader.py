@@ -189,6 +189,8 @@ def _software(s: Settings) -> dict[str, Any]:
         out["pipeline_schedule"] = schedule
     if s.flag("compile.enable_async_tensor_parallel", default=False):
         out["tp_overlap"] = True
+    if s.text("parallelism.context_parallel_rotate_method", "allgather") == "alltoall":  # keys rotate around the ring
+        out["cp_comm"] = "p2p"
     return out
 
 
