@@ -53,7 +53,7 @@ QUESTION = (
     Flag("--engine", "the software that runs it ('autoparallel engines' lists them)", str, "NAME"),
     Flag("--engine-version", "its version; rules and memory policies depend on it", str, "V"),
     Flag("--precision", f"one of {', '.join(PRECISIONS)}; inference: overrides the checkpoint", one_of(*PRECISIONS), "P"),
-    Flag("--planner", "how to search (default grid; two_level where GPUs are of several kinds)", str, "NAME"),
+    Flag("--planner", "how to search (default auto: two_level where stages of any size help, else grid)", str, "NAME"),
     Flag(
         "--granularity",
         f"two_level planner: one of {', '.join(GRANULARITIES)}: what has a strategy of its own (default stage)",

@@ -55,6 +55,15 @@ def search_line(result: SearchResult) -> str:
     )
 
 
+def chosen_lines(result: SearchResult) -> list[tuple[str, str]]:
+    """Why the planner was chosen, where nobody named one."""
+    if not result.chosen:
+        return []
+    other = {"grid": "two_level", "two_level": "grid"}.get(result.planner)
+    instead = f" (--planner {other})" if other and not result.problem.cluster.kinds else ""
+    return [("Planner", f"{result.planner}, chosen by itself: {result.chosen}{instead}")]
+
+
 def assumptions_of(result: SearchResult) -> tuple[str, ...]:
     """What the question and the search assumed, each once."""
     return tuple(dict.fromkeys((*result.problem.assumptions, *result.assumptions)))
@@ -82,7 +91,7 @@ def print_answer(
 ) -> None:
     """Print everything about a result that has fitting strategies."""
     problem = result.problem
-    extra = [("Search", search_line(result))] + ([("Nodes", min_nodes)] if min_nodes else [])
+    extra = [("Search", search_line(result)), *chosen_lines(result)] + ([("Nodes", min_nodes)] if min_nodes else [])
     plans = [p for p in result.plans if p.verdict != "does not fit"]
     about = notes(problem, plans[0])
     print_header(console, problem, parameters, assumptions=assumptions_of(result), extra=extra, notes=about, plans=plans)
@@ -131,7 +140,7 @@ def print_nothing_fits(console: Console, result: SearchResult, parameters: Mappi
     """Print what was asked, the legal strategy that misses by least, and what it would take."""
     problem = result.problem
     miss = [result.nearest_miss] if result.nearest_miss else []
-    extra = [("Search", search_line(result))]
+    extra = [("Search", search_line(result)), *chosen_lines(result)]
     print_header(console, problem, parameters, assumptions=assumptions_of(result), extra=extra, plans=miss)
     heading(console, "Nothing fits")
     bullets(console, missing)

@@ -162,6 +162,7 @@ def result_document(
             "notes": notes(result.problem, fitting[0]) if fitting else [],
             "search": {
                 "planner": result.planner,
+                "chosen": result.chosen or None,
                 "enumerated": result.enumerated,
                 "evaluated": result.evaluated,
                 "fitting": result.fitting,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 SEVERAL_KINDS = "two_level"
 """The planner that gives each kind of GPU stages of its own."""
+USUAL, PLAIN = "auto", "grid"
+"""The planner taken when nobody names one, and the one taken where that plugin is disabled."""
 Progress = Callable[[int, int], None]
 """Called with the strategies priced so far, and in all."""
 
@@ -32,7 +34,8 @@ def search(
 
     Args:
         problem: the question (:func:`autoparallel_core.make_problem`).
-        planner: name of a planner plugin; None: ``grid``, or ``two_level`` where the GPUs are of several kinds.
+        planner: name of a planner plugin; None: ``auto``, which takes ``two_level`` where stages of any size help or the
+            GPUs are of several kinds, and ``grid`` elsewhere; the result's ``chosen`` says why.
         top: plans to return.
         host: plugins; None for all installed ones.
         progress: called while searching with (strategies priced, strategies in all).
@@ -48,9 +51,9 @@ def search(
         from autoparallel_core.host import host as default_host
 
         host = default_host()
-    if planner is None:
-        planner = SEVERAL_KINDS if problem.cluster.kinds else "grid"
     known = host.planners()
+    if planner is None:
+        planner = USUAL if USUAL in known else PLAIN
     if planner not in known:
         raise UnknownPlugin(f"unknown planner '{planner}'; {did_you_mean(planner, known)}")
     result = host.plan(planner, problem, {"host": host, "top": top, "progress": progress, **(options or {})})

@@ -201,6 +201,8 @@ class SearchResult:
     nearest_miss: Plan | None = None
     """When nothing fits: the legal strategy that misses by least."""
     planner: str = "grid"
+    chosen: str = ""
+    """Why this planner answered, where nobody named one."""
     elapsed_s: float = 0.0
     assumptions: tuple[str, ...] = ()
     blame: Mapping[str, str] = field(factory=dict)

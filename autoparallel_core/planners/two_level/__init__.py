@@ -1,4 +1,7 @@
-"""Plugin of the planner ``two_level``: uneven stages over an optimum inside each stage (docs/explanation/two-level-search.md)."""
+"""Plugin of the planners ``two_level`` and ``auto`` (docs/explanation/two-level-search.md).
+
+``two_level``: uneven stages over an optimum inside each stage. ``auto``: that where it helps, else the grid.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,16 @@ if TYPE_CHECKING:
     from autoparallel_core.search.result import SearchResult
     from autoparallel_core.spec.problem import Problem
 
-NAME = "two_level"
+NAME, AUTO = "two_level", "auto"
 GRANULARITIES = ("stage", "layer")
 
 
 @hookimpl
 def planners() -> dict[str, str]:
-    return {NAME: "training: stages of any size, recompute chosen by stage; exact cuts over the grid's strategies"}
+    return {
+        AUTO: "two_level where stages of any size help or GPUs are of several kinds, grid elsewhere (the default)",
+        NAME: "training: stages of any size, recompute chosen by stage; exact cuts over the grid's strategies",
+    }
 
 
 @hookimpl
@@ -27,8 +33,10 @@ def plan(planner: str, problem: Problem, options: Mapping[str, Any]) -> SearchRe
 
     ``options``: ``host`` (required), ``top`` plans to return, ``progress`` called with (strategies done, in all), and
     ``granularity``: ``stage`` (one strategy, stages of any size) or ``layer`` (a strategy per layer of a single stage).
-    Raises SpecError for a serving problem.
+    ``auto`` also takes the grid's options. Raises SpecError for a serving problem where ``two_level`` is asked for.
     """
+    if planner == AUTO:
+        return _automatic(problem, options)
     if planner != NAME:
         return None
     if problem.mode != "training":
@@ -57,3 +65,23 @@ def plan(planner: str, problem: Problem, options: Mapping[str, Any]) -> SearchRe
 
         return kinds_search(problem, space, host=host, top=top, progress=progress, alone=lambda part: on(part, 1))
     return on(problem, top)
+
+
+def _automatic(problem: Problem, options: Mapping[str, Any]) -> SearchResult | None:
+    """By the problem: kinds of GPU, training with stages that may differ, everything else."""
+    from attrs import evolve
+
+    from autoparallel_core.planners import grid
+
+    if problem.mode != "training" or options.get("first_fit"):
+        return grid.plan(grid.NAME, problem, options)
+    if problem.cluster.kinds:
+        found = plan(NAME, problem, options)
+        return evolve(found, chosen="GPUs of several kinds need stages of their own") if found is not None else None
+    from autoparallel_core.planners.two_level.uneven import automatic_search
+    from autoparallel_core.search.rules import rules_for
+    from autoparallel_core.spec.space import Space
+
+    host, top, progress = options["host"], options.get("top", 10), options.get("progress")
+    space = host.search_space(problem) or Space()
+    return automatic_search(problem, space, rules_for(problem, host), host=host, top=top, progress=progress)

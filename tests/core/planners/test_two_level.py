@@ -20,7 +20,7 @@ from autoparallel_core.planners.two_level.layouts import usual_plans
 from autoparallel_core.planners.two_level.uneven import uneven_search
 from autoparallel_core.search.evaluate import evaluate
 from autoparallel_core.search.explain import explain_strategy
-from autoparallel_core.search.result import Plan, SearchResult
+from autoparallel_core.search.result import TIE, Plan, SearchResult
 from autoparallel_core.search.space import enumerate_space
 from autoparallel_core.spec.problem import EngineSpec, Problem
 from autoparallel_core.spec.space import Space
@@ -61,7 +61,9 @@ def test_never_worse_than_the_grid(n: int, memory_gb: float, size: int, vocab: i
     assert found.fitting >= grid.fitting
     if grid.plans:
         assert found.baseline is not None
-        assert min(x.cost.total_s for x in found.plans) <= found.baseline.cost.total_s
+        fastest = min(found.plans, key=lambda x: x.cost.total_s)
+        roomier = fastest.verdict == "fits" and found.baseline.verdict == "tight"  # goes first where both are as fast
+        assert fastest.throughput >= found.baseline.throughput * (1 - TIE * roomier)
         own = usual_plans(p, [explain_strategy(p, grid.plans[0].strategy)], None)[0]
         assert found.baseline.cost.total_s <= own.cost.total_s  # the grid's best, simulated like the others
 
@@ -162,4 +164,4 @@ def test_serving_is_refused_with_a_reason() -> None:
     with pytest.raises(SpecError, match="serving has no stages"):
         two_level.plan("two_level", inference(dense(8, 1024, 8, 8, 4096, 1024), 8), {"host": None})
     assert two_level.plan("grid", problem(LARGE_HEAD, 4), {}) is None
-    assert set(two_level.planners()) == {"two_level"}
+    assert set(two_level.planners()) == {"auto", "two_level"}

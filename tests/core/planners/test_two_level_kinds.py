@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,12 +155,17 @@ def test_nothing_fits_on_small_kinds() -> None:
 def test_the_planner_is_chosen_by_itself() -> None:
     class Host:
         def planners(self) -> dict[str, str]:
-            return {"two_level": "", "grid": ""}
+            return {"auto": "", "two_level": "", "grid": ""}
 
-        def plan(self, planner: str, p: Problem, options: dict) -> object:
-            return planner
+        def plan(self, planner: str, problem: Problem, options: dict[str, Any]) -> SearchResult:
+            return SearchResult(problem, (), planner=planner)
 
-    assert search(on(mixed(FAST, SLOW)), host=Host()) == "two_level"  # type: ignore[arg-type]
-    assert search(on(FAST), host=Host()) == "grid"  # type: ignore[arg-type]
+    class Disabled(Host):
+        def planners(self) -> dict[str, str]:
+            return {"grid": ""}
+
+    for p in (on(mixed(FAST, SLOW)), on(FAST)):
+        assert search(p, host=Host()).planner == "auto"  # type: ignore[arg-type]
+        assert search(p, host=Disabled()).planner == "grid"  # type: ignore[arg-type]
     assert plan_hook("grid", on(FAST), {}) is None
     assert FREE.abilities
