@@ -145,7 +145,7 @@ def serving_memory(problem: Problem, batch: StrategyBatch, host: MemoryHook) -> 
     for pp in np.unique(unique.pp):
         index = np.flatnonzero(unique.pp == pp)
         stages = stage_arrays(problem, unique.take(index), host)
-        worst = np.argmin(stages.tokens, axis=1)
+        worst = np.argmin(np.where(stages.kv_cache_bytes < 0, stages.kv_cache_bytes, stages.tokens), axis=1)
         pick = (np.arange(len(index)), worst)
 
         def put(name: str, values: Array, where: NDArray[np.int64] = index) -> None:

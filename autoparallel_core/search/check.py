@@ -42,7 +42,7 @@ class Check:
     shortfalls: tuple[str, ...] = ()
     """Why it does not fit, one sentence per resource."""
     instead: tuple[Change, ...] = ()
-    """Illegal: the nearest legal strategies. Does not fit: the fastest single changes that do."""
+    """Illegal: the nearest legal strategies, those that fit first. Does not fit: the fastest single changes that do."""
     best: Plan | None = None
     """The best plan that the search finds; None when nothing fits."""
     launch: Launch | None = None
@@ -89,10 +89,10 @@ def check(
     best = _best(problem, host, planner)
     verdict = Check(problem=problem, strategy=strategy, rules=len(rules), launch=launch, best=best)
     if broken:
-        from autoparallel_core.search.nearest import nearest_legal
+        from autoparallel_core.search.nearest import nearest_fitting
 
-        near = nearest_legal(problem, strategy, host, count=_LISTED)
-        instead = tuple(Change(explain_strategy(problem, s, host)) for s in near if s != strategy)
+        near = nearest_fitting(problem, strategy, host, count=_LISTED)
+        instead = tuple(Change(explain_strategy(problem, s, host)) for s in near)
         return evolve(verdict, violations=broken, instead=instead)
     plan = explain_strategy(problem, strategy, host)
     missing = tuple(shortfalls(problem, plan, launch))

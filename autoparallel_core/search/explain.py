@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 def explain_strategy(problem: Problem, strategy: Strategy, host: Host | None = None) -> Plan:
     """Price one strategy with its breakdowns. Legality is not checked here (``autoparallel_core.search.rules``)."""
-    return plan_at(problem, evaluate(problem, StrategyBatch.of([strategy]), host), 0)
+    plan = plan_at(problem, evaluate(problem, StrategyBatch.of([strategy]), host), 0)
+    if problem.mode == "training" or strategy.pp == 1 or problem.calibration is not None:
+        return plan
+    from autoparallel_core.host import host as default_host
+    from autoparallel_core.search.serving_stages import with_every_stage
+
+    return with_every_stage(problem, plan, host or default_host())
 
 
 class _Read(Mapping[str, Constant]):

@@ -2,7 +2,7 @@
 
 Distance is counted in doublings along each axis, so that tp 8 → 4 is as far as ep 16 → 32; the data-parallel
 degree, which only fills the world, counts little, and switches count as one doubling. So does exchanging ep for etp:
-the experts stay on the same ranks.
+the experts stay on the same ranks. GPUs that come to be idle, or to be in use, count as a degree does.
 
 Axis legend: S strategies.
 """
@@ -26,6 +26,21 @@ if TYPE_CHECKING:
 _DEGREES = ("tp", "pp", "cp", "vpp", "attn_dp", "mbs")
 _MAKEUP = 0.125
 """Weight of the data-parallel degree and the shard group, which follow from the others."""
+_CONSIDERED = 64
+"""So many of the nearest are priced to find those that fit."""
+
+
+def nearest_fitting(problem: Problem, start: Strategy, host: Host, *, count: int = 3) -> list[Strategy]:
+    """As ``nearest_legal``, but of the nearest 64 those first that fit."""
+    import numpy as np
+
+    from autoparallel_core.search.evaluate import evaluate
+
+    near = [s for s in nearest_legal(problem, start, host, count=_CONSIDERED) if s != start]
+    if near and not problem.cluster.kinds:
+        fits = evaluate(problem, StrategyBatch.of(near), host).fits
+        near = [near[i] for i in np.argsort(~fits, kind="stable")]
+    return near[:count]
 
 
 def nearest_legal(problem: Problem, start: Strategy, host: Host, *, count: int = 3) -> list[Strategy]:
@@ -43,7 +58,8 @@ def nearest_legal(problem: Problem, start: Strategy, host: Host, *, count: int =
         best: StrategyBatch | None = None
         for batch in enumerate_space(problem, narrowed, rules):
             both = batch if best is None else StrategyBatch.concat([best, batch])
-            best = both.take(np.argsort(distance(both, start), kind="stable")[:count])
+            far = distance(both, start, problem.cluster.n_gpus)
+            best = both.take(np.argsort(far, kind="stable")[:count])
         if best is not None and len(best):
             return list(best)
     return []
@@ -64,11 +80,12 @@ def _narrowed(problem: Problem, space: Space, start: Strategy) -> list[Space]:
     return [options, evolve(options, zero=space.zero, mbs=()), evolve(space, partial_recompute=False)]
 
 
-def distance(batch: StrategyBatch, start: Strategy) -> NDArray[np.float64]:
-    """Doublings between each strategy and the start: float64[S]."""
+def distance(batch: StrategyBatch, start: Strategy, n_gpus: int | None = None) -> NDArray[np.float64]:
+    """Doublings between each strategy and the start, of which no more than ``n_gpus`` are in use: float64[S]."""
     import numpy as np
 
-    total = np.zeros(len(batch))
+    in_use = min(start.world, n_gpus or start.world)
+    total = np.abs(np.log2(batch.tp * batch.cp * batch.pp * batch.dp * batch.attn_dp / in_use))
     for name in _DEGREES:
         total += np.abs(np.log2(batch.columns[name] / getattr(start, name)))
     exchanged = batch.ep * batch.etp == start.ep * start.etp

@@ -64,9 +64,13 @@ class MemoryBreakdown:
     reserved_bytes: float
     """Peak reserved by the allocator plus context and communicators, on the deciding stage."""
     host_bytes_per_node: float = 0.0
+    least_room: int | None = None
+    """Serving: the stage with the least room for a cache, which decides; None where the fullest does."""
 
     @property
     def deciding(self) -> StageMemory:
+        if self.least_room is not None:
+            return next(s for s in self.stages if s.stage == self.least_room)
         return max(self.stages, key=lambda s: s.total_bytes)
 
     @property

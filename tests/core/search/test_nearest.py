@@ -10,7 +10,8 @@ from problem_builders import ENGINE, inference, training
 from autoparallel_core.hookspecs import hookimpl
 from autoparallel_core.host import Host, LocalPlugin
 from autoparallel_core.search.common_rules import heads_divisible, world_product
-from autoparallel_core.search.nearest import distance, nearest_legal
+from autoparallel_core.search.evaluate import evaluate
+from autoparallel_core.search.nearest import distance, nearest_fitting, nearest_legal
 from autoparallel_core.search.space import enumerate_space
 from autoparallel_core.spec.space import Space
 from autoparallel_core.spec.strategy import StrategyBatch, parse_strategy
@@ -46,8 +47,8 @@ def test_the_nearest_is_found_as_by_brute_force(host: Host) -> None:
     start = parse_strategy("tp3 pp2 dp4 mbs1 zero1")
     found = nearest_legal(problem, start, host, count=4)
     everything = StrategyBatch.concat(list(enumerate_space(problem, Space(), [r for _, rs in host.rules(problem) for r in rs])))
-    far = np.sort(distance(everything, start))
-    assert [distance(StrategyBatch.of([s]), start)[0] for s in found] == pytest.approx(far[:4])
+    far = np.sort(distance(everything, start, 32))
+    assert [distance(StrategyBatch.of([s]), start, 32)[0] for s in found] == pytest.approx(far[:4])
     assert all(s.world == 32 and s.zero == 1 and s.mbs == 1 for s in found)
     assert found[0].tp in {2, 4}
 
@@ -66,3 +67,25 @@ def test_serving(host: Host) -> None:
     found = nearest_legal(problem, parse_strategy("tp3 pp1 dp2 etp3"), host)
     assert found
     assert all(s.tp in {2, 4} for s in found)
+
+
+def test_idle_gpus_count() -> None:
+    batch = StrategyBatch.of([parse_strategy("tp2 pp1 dp1"), parse_strategy("tp1 pp1 dp3 sp=off")])
+    three, two = np.log2(3), np.log2(1.5)
+    start = parse_strategy("tp3 pp1 dp1 sp=off")
+    assert distance(batch, start).tolist() == pytest.approx([2 * two + 1, three + three / 8])
+
+
+def test_what_fits_comes_first(host: Host) -> None:
+    """On GPUs as large as the half of the legal layouts needs, those come first, each part still nearest first."""
+    problem = training(toy_dense_arch(), 32, batch=64, engine=evolve(ENGINE, name="test"))
+    start = parse_strategy("tp3 pp2 dp4 mbs1 zero1")
+    near = nearest_legal(problem, start, host, count=64)
+    middle = float(np.median(evaluate(problem, StrategyBatch.of(near), host).reserved_bytes))
+    small = evolve(problem.cluster, gpu=evolve(problem.cluster.gpu, memory_bytes=middle))
+    problem = evolve(problem, cluster=small)
+    fits = evaluate(problem, StrategyBatch.of(near), host).fits
+    assert 0 < fits.sum() < len(near)
+    expected = [s for s, ok in zip(near, fits, strict=True) if ok] + [s for s, ok in zip(near, fits, strict=True) if not ok]
+    assert nearest_fitting(problem, start, host, count=64) == expected
+    assert nearest_fitting(problem, start, host) == expected[:3]
