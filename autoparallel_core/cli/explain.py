@@ -78,7 +78,7 @@ def _write_trace(args: argparse.Namespace, problem: Problem, plan: Plan, host: H
 
     if problem.mode != "training":
         raise SpecError("--trace shows the pipeline of a training step; serving has none")
-    events = trace_events(problem, plan.strategy, host)
+    events = trace_events(problem, plan.strategy, host, cut=plan.cut)
     path = Path(args.trace).expanduser()
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, allow_nan=False), encoding="utf-8")
     return [("Trace", f"{path} ({len(events):,} events; open it in ui.perfetto.dev or chrome://tracing)")]

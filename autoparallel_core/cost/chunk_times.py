@@ -5,8 +5,11 @@ Axis legend: C virtual stages.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from attrs import frozen
+from numpy.typing import NDArray
 
 from autoparallel_core.cost.hardware import TrainingHardware
 from autoparallel_core.cost.stage_costs import STAGE_KEYS, Stages, again_of, price_layers
@@ -40,14 +43,14 @@ def chunk_times(problem: Problem, strategy: Strategy, layout: StageLayout | None
     stages = Stages.build(problem, hw, keys, of_key, pieces, layout)
     (split,) = stages.layouts.values()
     class_of = {i: c for c, (_, where) in enumerate(problem.arch.layer_classes()) for i in where}
-    again = again_of(keys)
+    again, held = again_of(keys), _layers_by_stage(split, class_of, len(pieces.classes))
     forward, inputs, weights = (np.zeros(split.chunks) for _ in range(3))
     start = 0
     for chunk, n in enumerate(split.chunk_layers):
-        stage = np.array([split.layers_per_stage[split.stage_of(chunk)]], dtype=np.float64)
-        share = again.shares(stage, None)[0]
-        costs = [pieces.classes[class_of[i]] for i in range(start, start + n)]
-        repeated = sum(float(again.seconds(cost, of_key, share)[0]) for cost in costs)
+        stage, here = split.stage_of(chunk), [class_of[i] for i in range(start, start + n)]
+        shares = again.shares(held[stage], None if split.full_by_stage is None else split.full_by_stage[stage])
+        costs = [pieces.classes[c] for c in here]
+        repeated = sum(float(again.seconds(pieces.classes[c], of_key, shares[c])[0]) for c in here)
         if chunk == 0:
             costs.append(pieces.prologue)
         if chunk == split.chunks - 1:
@@ -59,3 +62,14 @@ def chunk_times(problem: Problem, strategy: Strategy, layout: StageLayout | None
     return ChunkTimes(
         tuple(forward), tuple(inputs), tuple(weights), float(stages.p2p[0]) / (2.0 * strategy.vpp), split.chunk_layers
     )
+
+
+def _layers_by_stage(split: StageLayout, class_of: Mapping[int, int], n_classes: int) -> NDArray[np.float64]:
+    """Layers by stage and class, [all stages, layer classes]."""
+    held = np.zeros((len(split.layers_per_stage), n_classes))
+    start = 0
+    for chunk, n in enumerate(split.chunk_layers):
+        for i in range(start, start + n):
+            held[split.stage_of(chunk), class_of[i]] += 1
+        start += n
+    return held

@@ -5,6 +5,7 @@ Axis legend: P pipeline stages (here: the distinct ones), C layer classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from autoparallel_core.cost.model_flops import forward_flops_per_token
 from autoparallel_core.spec.arch import ModelArch
+from autoparallel_core.spec.stages import StageCut
 
 
 @frozen(eq=False)
@@ -39,6 +41,8 @@ class StageLayout:
     """Layers under full recompute by class where they are chosen by stage, [P, C]; None: as the strategy says."""
     mean_full: NDArray[np.float64] | None = None
     """The same of the average stage, [C]."""
+    full_by_stage: NDArray[np.float64] | None = None
+    """The same of all stages in order, [all stages, C]."""
 
     v_shaped: bool = False
     """Two chunks per stage, folded back: stage i holds chunks i and 2·pp−1−i, the first stage both ends of the model."""
@@ -138,5 +142,26 @@ def laid_out(
         chunk_layers=split,
         full_counts=again[index] if full is not None else None,
         mean_full=again.mean(axis=0) if full is not None else None,
+        full_by_stage=again if full is not None else None,
         v_shaped=v_shaped,
     )
+
+
+def cut_layout(arch: ModelArch, pp: int, cut: StageCut) -> StageLayout:
+    """The layout of stages that were chosen one by one."""
+    return laid_out(arch, pp, cut.layers, cut.full)
+
+
+def first_recomputed(arch: ModelArch, pp: int, split: Sequence[int], first: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Layers by stage and class where each chunk of stage s recomputes its ``first[s]`` first layers."""
+    classes = arch.layer_classes()
+    of_layer = np.zeros(arch.num_layers, dtype=np.int64)
+    for c, (_, where) in enumerate(classes):
+        of_layer[list(where)] = c
+    out = np.zeros((pp, len(classes)), dtype=np.int64)
+    start = 0
+    for chunk, n in enumerate(split):
+        stage = chunk % pp
+        out[stage] += np.bincount(of_layer[start : start + min(n, first[stage])], minlength=len(classes))
+        start += n
+    return tuple(tuple(int(n) for n in row) for row in out)

@@ -11,7 +11,7 @@ from autoparallel_core.errors import SpecError
 from autoparallel_core.launch.batch import Machines
 from autoparallel_core.launch.sources import Sources
 
-TALK = ("echo", "printf", "cat", "tee", "grep", "sed", "logger", "export", "alias")
+TALK = ("echo", "printf", "cat", "tee", "grep", "sed", "logger", "export", "alias", "set")
 """Commands that only mention what follows them."""
 Match = Callable[[Sequence[str]], int | None]
 """Index of the word behind which the program's arguments begin (-1: there is no program word), None: not this program."""

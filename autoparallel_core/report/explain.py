@@ -18,6 +18,7 @@ from autoparallel_core.report.document import constant_document, envelope, plan_
 from autoparallel_core.report.header import print_header
 from autoparallel_core.report.layout import Column, print_bands, print_figures, print_records
 from autoparallel_core.report.shares import SMALL_BYTES, folded, memory_cells
+from autoparallel_core.report.stages import print_plan_stages
 from autoparallel_core.report.training import titled
 from autoparallel_core.search.neighbours import Neighbour
 from autoparallel_core.search.result import Plan, StageMemory
@@ -49,6 +50,8 @@ def print_explanation(
     print_figures(console, columns_of(problem, [plan], ranked=False)[1:])
     bullets(console, (*plan.reasons, *(plan.serving.notes if plan.serving else ())), indent=2)
     _print_time(console, problem, plan)
+    if plan.stages:
+        print_plan_stages(console, plan, "Stages")
     _print_memory(console, plan)
     heading(console, "What limits it")
     bullets(console, limits(problem, plan))
@@ -194,6 +197,8 @@ def _print_changes(console: Console, plan: Plan, changes: Sequence[Neighbour]) -
     if not changes:
         put(console, "No legal strategy differs from this one along a single axis.")
         return
+    if plan.stages:
+        put(console, "Each with the usual stages, against this strategy with the usual stages, not against the plan above.")
     fitting = [c for c in changes if c.fits]
     if plan.verdict == "does not fit":
         best = fitting[0] if fitting else None

@@ -33,13 +33,17 @@ def stage_document(stage: PlannedStage) -> dict[str, Any]:
 def print_stages(console: Console, result: SearchResult) -> None:
     """Print the stages of the best plan; nothing when they are the usual ones."""
     plans = [p for p in result.plans if p.verdict != "does not fit"]
-    if not plans or not plans[0].stages:
-        return
-    groups = _alike(plans[0].stages)
-    heading(console, "Stages of #1")
+    if plans and plans[0].stages:
+        print_plan_stages(console, plans[0], "Stages of #1")
+
+
+def print_plan_stages(console: Console, plan: Plan, title: str) -> None:
+    """Print the stages of a plan, which were chosen one by one."""
+    groups = _alike(plan.stages)
+    heading(console, title)
     print_bands(console, _columns(groups))
     console.print()
-    _picture(console, groups, plans[0])
+    _picture(console, groups, plan)
 
 
 def _alike(stages: Sequence[PlannedStage]) -> list[list[PlannedStage]]:

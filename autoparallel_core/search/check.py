@@ -77,6 +77,7 @@ def check(
         SpecError: the problem cannot be priced or searched.
     """
     from autoparallel_core.search.explain import explain_strategy
+    from autoparallel_core.search.explain_cut import explain_cut
     from autoparallel_core.search.rules import rules_for, violations
 
     if host is None:
@@ -94,7 +95,7 @@ def check(
         near = nearest_fitting(problem, strategy, host, count=_LISTED)
         instead = tuple(Change(explain_strategy(problem, s, host)) for s in near)
         return evolve(verdict, violations=broken, instead=instead)
-    plan = explain_strategy(problem, strategy, host)
+    plan = explain_cut(problem, strategy, launch.cut if launch else None, host)
     missing = tuple(shortfalls(problem, plan, launch))
     return evolve(verdict, plan=plan, shortfalls=missing, instead=_fitting(problem, strategy, host) if missing else ())
 

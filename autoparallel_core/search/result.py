@@ -8,6 +8,7 @@ from typing import Literal
 from attrs import field, frozen
 
 from autoparallel_core.spec.problem import Problem
+from autoparallel_core.spec.stages import StageCut
 from autoparallel_core.spec.strategy import Strategy
 
 Verdict = Literal["fits", "tight", "does not fit"]
@@ -170,6 +171,8 @@ class Plan:
     """Strategies of the same degrees and nearly the same speed that this one stands for."""
     stages: tuple[PlannedStage, ...] = ()
     """All stages in order, where they were chosen one by one; () for the usual spread of layers."""
+    cut: StageCut | None = None
+    """The same as the evaluator takes it; None for the usual spread, and where stages differ in more than their layers."""
 
     @property
     def notation(self) -> str:

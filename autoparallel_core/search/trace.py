@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from autoparallel_core.cost.chunk_times import chunk_times
 from autoparallel_core.cost.schedule_sim import Timeline, simulate
+from autoparallel_core.cost.stages import cut_layout
 from autoparallel_core.search.evaluate import evaluate
 from autoparallel_core.spec.problem import Problem
+from autoparallel_core.spec.stages import StageCut
 from autoparallel_core.spec.strategy import Strategy, StrategyBatch
 
 if TYPE_CHECKING:
@@ -23,13 +25,13 @@ AFTER = ("dp_comm", "fsdp_comm", "optimizer", "straggler")
 """Causes of the step outside the pipeline, shown after it."""
 
 
-def timeline(problem: Problem, strategy: Strategy) -> tuple[Timeline, int]:
-    """The simulated pipeline of a strategy, and how many micro-batches it shows.
+def timeline(problem: Problem, strategy: Strategy, cut: StageCut | None = None) -> tuple[Timeline, int]:
+    """The simulated pipeline of a strategy (with the stages of ``cut``), and how many micro-batches it shows.
 
     Raises:
         SpecError: the schedule does not exist for these stages and micro-batches.
     """
-    times = chunk_times(problem, strategy)
+    times = chunk_times(problem, strategy, None if cut is None else cut_layout(problem.arch, strategy.pp, cut))
     all_micro = problem.training.global_batch_size // (strategy.mbs * strategy.dp)
     most = max(MOST_TASKS // (2 * len(times.layers)), 4 * strategy.pp)
     shown = all_micro if all_micro <= most else most - most % strategy.pp
@@ -40,14 +42,17 @@ def timeline(problem: Problem, strategy: Strategy) -> tuple[Timeline, int]:
     return run, shown
 
 
-def trace_events(problem: Problem, strategy: Strategy, host: Host | None = None) -> list[dict[str, Any]]:
-    """Events of one training step.
+def trace_events(
+    problem: Problem, strategy: Strategy, host: Host | None = None, *, cut: StageCut | None = None
+) -> list[dict[str, Any]]:
+    """Events of one training step; ``cut`` gives the stages where they are not the usual ones.
 
     Raises:
         SpecError: the schedule does not exist for these stages and micro-batches.
     """
-    run, shown = timeline(problem, strategy)
-    figures = evaluate(problem, StrategyBatch.of([strategy]), host)
+    run, shown = timeline(problem, strategy, cut)
+    layout = None if cut is None else cut_layout(problem.arch, strategy.pp, cut)
+    figures = evaluate(problem, StrategyBatch.of([strategy]), host, layout=layout)
     assert figures.training is not None
     micro_batches = int(figures.training.micro_batches[0])
     events: list[dict[str, Any]] = []

@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from autoparallel_core.spec.stages import StageCut
 from autoparallel_core.spec.strategy import Strategy
 
 
@@ -28,6 +29,8 @@ class Launch:
     """How it was written, in words: ``"launch script"``, ``"YAML configuration"`` …"""
     strategy: Strategy | None = None
     """None while the model and the number of GPUs are not known (the hook was called without a problem)."""
+    cut: StageCut | None = None
+    """The strategy's pipeline stages, where the files state other than the usual ones."""
     version: str | None = None
     n_gpus: int | None = None
     gpus_per_node: int | None = None

@@ -17,6 +17,7 @@ from autoparallel_core.search.evaluate import evaluate
 from autoparallel_core.search.explain import plan_at
 from autoparallel_core.search.result import Plan, PlannedStage
 from autoparallel_core.spec.problem import Problem
+from autoparallel_core.spec.stages import StageCut
 from autoparallel_core.spec.strategy import Strategy, StrategyBatch
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def plan_of(model: StageModel, i: int, cut: Cut, host: Host | None) -> Plan:
     layout = laid_out(problem.arch, strategy.pp, cut.layers, cut.full)
     e = evaluate(problem, batch, host, layout=layout)
     plan = simulated(plan_at(problem, e, 0), model, i, cut.layers, np.array(cut.full, dtype=np.float64))
-    return evolve(plan, stages=_stages(model, i, strategy, cut, plan))
+    return evolve(plan, stages=_stages(model, i, strategy, cut, plan), cut=StageCut(cut.layers, cut.full))
 
 
 def usual_plans(problem: Problem, plans: Sequence[Plan], host: Host | None) -> list[Plan]:

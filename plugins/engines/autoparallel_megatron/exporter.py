@@ -25,7 +25,7 @@ from autoparallel_megatron.layout import PipelineSplit, layout_string, pipeline_
 from autoparallel_megatron.model_flags import model_groups
 from autoparallel_megatron.refusals import NEEDS_ONE_CONNECTION
 from autoparallel_megatron.software_flags import RECIPE_FLAGS
-from autoparallel_megatron.stage_recompute import shell_lines, without
+from autoparallel_megatron.stage_recompute import per_rank, shell_lines, without
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 MEGATRON_FSDP_SINCE = "0.14.0"
@@ -47,14 +47,14 @@ def launch_files(problem: Problem, strategy: Strategy, options: Mapping[str, Any
     return {
         "launch.sh": script(head, "set -euo pipefail", node_variables(job), environment(problem, strategy), *_arrays(problem,
         strategy, options),
-                            _run(options)),
+                            _run(problem, strategy, options)),
         "slurm.sh": slurm(job, head),
         "kubernetes.yaml": kubernetes_job(job, head, ["launch.sh"]),
         "bridge.py": bridge_config(problem, strategy, options),
     }  # fmt: skip
 
 
-def _run(options: Mapping[str, Any]) -> str:
+def _run(problem: Problem, strategy: Strategy, options: Mapping[str, Any]) -> str:
     model = options.get("model") or ""
     return f"""\
 # Data: mock data start without any preparation. For real ones replace this by --data-path PREFIX --split 99,1,0 and
@@ -63,7 +63,7 @@ MEGATRON=${{MEGATRON:-./Megatron-LM}}
 
 torchrun --nnodes "$NNODES" --node_rank "$NODE_RANK" --nproc_per_node "$GPUS_PER_NODE" \\
     --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \\
-    "$MEGATRON/pretrain_gpt.py" \\
+    {per_rank(problem, strategy, options)}"$MEGATRON/pretrain_gpt.py" \\
     "${{MODEL_ARGS[@]}}" "${{PARALLEL_ARGS[@]}}" "${{TRAINING_ARGS[@]}}" "${{DATA_ARGS[@]}}" "$@\""""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from autoparallel_core.launch.batch import Machines
 from autoparallel_core.launch.flags import Leftover, Parsed, parse, sort_leftover
@@ -21,6 +21,7 @@ from autoparallel_megatron.flags import HARMLESS, NOTABLE, PER_NODE, TABLE
 from autoparallel_megatron.model_flags import model_fields
 from autoparallel_megatron.refusals import layout_stages, refusals
 from autoparallel_megatron.software_flags import EXCHANGES, context_exchange, software_of
+from autoparallel_megatron.stage_reading import UNDECIDED, by_stage, stages_stated
 
 NAME = "megatron"
 TELLTALE = (
@@ -111,8 +112,10 @@ def _launch(sources: Sources, r: Reading, problem: Problem | None) -> Launch:
         notes.append(f"--expert-tensor-parallel-size is not given: it is the tensor-parallel size, {etp}")
     vpp = virtual_stages(p, problem.arch.num_layers if problem else p.get("num_layers"))
     strategy = None if problem is None else strategy_of(p, problem, etp=etp, vpp=vpp, bridge=r.bridge)
-    if problem is not None:
-        notes += _split_note(p, problem, vpp)
+    cut = None
+    if problem is not None and strategy is not None:
+        strategy, cut = stages_stated(p, problem, strategy, by_stage(sources))
+        sources = evolve(sources, undecided=tuple(u for u in sources.undecided if u != UNDECIDED))
     exchange = context_exchange(p)
     if exchange is not None and exchange not in EXCHANGES and p.get("cp", 1) > 1:
         notes.append(f"--cp-comm-type {exchange} has no formula here; the ring of p2p is priced")
@@ -121,6 +124,7 @@ def _launch(sources: Sources, r: Reading, problem: Problem | None) -> Launch:
         engine=NAME,
         form=r.form,
         strategy=strategy,
+        cut=cut,
         n_gpus=total,
         gpus_per_node=r.machines.gpus_per_node,
         model=r.model,
@@ -197,37 +201,3 @@ def recompute(p: Parsed, vpp: int, per_virtual_stage: int) -> tuple[int, int]:
         return RECOMPUTE.index("selective"), 0
     n = p.get("recompute_layers") if p.get("recompute_method") == "block" else None
     return RECOMPUTE.index("full"), 0 if not n or n >= per_virtual_stage else n * vpp
-
-
-def _split_note(p: Parsed, problem: Problem, vpp: int) -> list[str]:
-    """Where the file's uneven layers differ from those that the prediction uses."""
-    from autoparallel_megatron.layout import pipeline_split
-
-    pp = p.get("pp", 1)
-    text = p.get("layout")
-    if text:
-        here = tuple(s.count("t") for s in layout_stages(text))
-    elif p.given("first") or p.given("last"):
-        first, last = p.get("first"), p.get("last")
-        given = (first is not None) + (last is not None)
-        rest = problem.arch.num_layers - (first or 0) - (last or 0)
-        if pp <= given or rest % (pp - given):
-            return []
-        ends = [[n // vpp] if n is not None else [] for n in (first, last)]
-        here = (*ends[0], *[rest // (pp - given) // vpp] * (pp - given), *ends[1]) * vpp
-    else:
-        return []
-    ours = pipeline_split(problem.arch.num_layers, pp, vpp)
-    if ours is None or ours.chunks == here or len(here) != pp * vpp:
-        return []
-    return [f"layers per virtual stage are {_runs(here)}; the prediction uses {_runs(ours.chunks)}"]
-
-
-def _runs(values: Sequence[int]) -> str:
-    out: list[str] = []
-    i = 0
-    while i < len(values):
-        n = next((k for k in range(i, len(values)) if values[k] != values[i]), len(values)) - i
-        out.append(f"{n}×{values[i]}" if n > 1 else str(values[i]))
-        i += n
-    return " ".join(out)

@@ -11,17 +11,20 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from two_level_problems import arch, problem
 
+from autoparallel_core.cost.chunk_times import chunk_times
 from autoparallel_core.cost.stages import laid_out, stage_layout
 from autoparallel_core.planners.two_level.cells import Granularity, StageCells, price_cells
 from autoparallel_core.planners.two_level.cut import best_cuts
 from autoparallel_core.planners.two_level.interleaved import best_interleaved, level_chunks
 from autoparallel_core.planners.two_level.layouts import plan_of, usual_plans
 from autoparallel_core.planners.two_level.relaxed import relaxed_step_s
+from autoparallel_core.planners.two_level.simulated import chunk_seconds
 from autoparallel_core.planners.two_level.stage_model import StageModel, stage_model
 from autoparallel_core.search.evaluate import evaluate
 from autoparallel_core.search.evaluation import Evaluation
 from autoparallel_core.search.explain import explain_strategy
 from autoparallel_core.spec.problem import Problem
+from autoparallel_core.spec.stages import StageCut
 from autoparallel_core.spec.strategy import Strategy, StrategyBatch, parse_strategy
 
 MIXED = arch((4096, 4096, 8192, 2048, 8192, 8192))
@@ -223,6 +226,19 @@ def test_the_usual_spread_is_the_same_plan_by_both_roads() -> None:
         changed = {c for c in before.cost.seconds if before.cost.seconds[c] != pytest.approx(usual.cost.seconds.get(c, 0.0))}
         assert changed <= {"bubble", "straggler"}
         assert [sum(x.layers) for x in explicit.stages] == list(layout.layers_per_stage)
+
+
+def test_the_timeline_shows_the_stages_of_the_cut() -> None:
+    """Its chunks take what the stage model says of them, recompute by stage included."""
+    p = problem(MIXED, 4, batch=32)
+    text, full = "tp1 pp2 dp2 zero1 mbs1 recompute=full", ((2, 1, 0), (0, 0, 1))
+    n_classes = len(p.arch.layer_classes())
+    cut = StageCut((4, 2), tuple((*row, *([0] * n_classes))[:n_classes] for row in full))
+    times = chunk_times(p, parse_strategy(text), laid_out(p.arch, 2, cut.layers, cut.full))
+    forward, backward = chunk_seconds(stage_model(p, batch(text)), 0, cut.layers, np.array(cut.full, dtype=float))
+    assert times.layers == (4, 2)
+    assert times.forward_s == pytest.approx(forward)
+    assert np.add(times.input_s, times.weight_s) == pytest.approx(backward)
 
 
 def _counts(model: StageModel, s: Strategy, chunks: tuple[int, ...]) -> np.ndarray:

@@ -9,12 +9,15 @@ import pytest
 from attrs import evolve
 
 from autoparallel_core.cluster import build_cluster
-from autoparallel_core.errors import SpecError
+from autoparallel_core.cost.stages import laid_out
 from autoparallel_core.host import host
 from autoparallel_core.models import load_model
 from autoparallel_core.problem import make_problem
+from autoparallel_core.search.evaluate import evaluate
+from autoparallel_core.search.explain_cut import explain_cut
 from autoparallel_core.spec.problem import Problem
-from autoparallel_core.spec.strategy import parse_strategy
+from autoparallel_core.spec.stages import StageCut
+from autoparallel_core.spec.strategy import StrategyBatch, parse_strategy
 from autoparallel_core.spec.workload import TrainingWorkload
 
 
@@ -76,6 +79,54 @@ def test_the_same_everywhere_needs_no_table() -> None:
     assert not re.search("recompute-(method|num)", none["launch.sh"])
 
 
-def test_stages_that_share_a_node_are_refused_with_a_reason() -> None:
-    with pytest.raises(SpecError, match="stages of 4 GPUs share nodes of 8"):
-        host().export(problem(16), evolve(STRATEGY, dp=2, shard=2), OPTIONS)
+@pytest.mark.parametrize(("rank", "layers"), [(0, 5), (3, 5), (4, 2), (7, 2), (8, 0), (15, 0)])
+def test_stages_that_share_a_node_recompute_by_rank(tmp_path, rank: int, layers: int) -> None:
+    files = host().export(problem(16), evolve(STRATEGY, dp=2, shard=2), OPTIONS)
+    assert files is not None
+    fake = """torchrun() { while [ "$1" != --no-python ]; do shift; done; shift; "$@"; }\n"""
+    script = files["launch.sh"].replace("exec python3 -u", "exec printf %s\\\\n")
+    (tmp_path / "launch.sh").write_text(script.replace("set -euo pipefail", "set -euo pipefail\n" + fake))
+    env = {"RANK": str(rank), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", str(tmp_path / "launch.sh")], capture_output=True, text=True, check=True, env=env)
+    words = done.stdout.split("\n")
+    assert words[0].endswith("pretrain_gpt.py")
+    if layers:
+        assert words[words.index("--recompute-num-layers") + 1] == str(layers)
+        assert words[words.index("--recompute-method") + 1] == "block"
+    else:
+        assert not [w for w in words if w.startswith("--recompute")]
+
+
+@pytest.mark.parametrize("n_gpus", [32, 16])
+@pytest.mark.parametrize("file", ["launch.sh", "bridge.py"])
+def test_what_is_exported_is_read_back(n_gpus: int, file: str) -> None:
+    """Stages, recompute by stage, and so the same prediction."""
+    p, s = problem(n_gpus), evolve(STRATEGY, dp=n_gpus // 8, shard=n_gpus // 8)
+    files = host().export(p, s, OPTIONS)
+    assert files is not None
+    launch = host().read({file: files[file]}, "megatron", p)
+    assert launch is not None
+    assert launch.strategy == s
+    assert launch.cut == StageCut((8, 10, 10, 8), ((5,), (2,), (0,), (0,)))
+    assert not launch.notes
+    want = evaluate(p, StrategyBatch.of([s]), host(), layout=laid_out(p.arch, 4, (8, 10, 10, 8), ((5,), (2,), (0,), (0,))))
+    assert explain_cut(p, s, launch.cut, host()).cost.total_s == pytest.approx(float(want.total_s[0]))
+
+
+@pytest.mark.parametrize(
+    ("flags", "layers"),
+    [
+        ("--decoder-first-pipeline-num-layers 6", (6, 10, 10, 10)),
+        ("--decoder-first-pipeline-num-layers 8 --decoder-last-pipeline-num-layers 6", (8, 11, 11, 6)),
+        ("--pipeline-model-parallel-layout Et*12|t*10|t*10|t*4L", (12, 10, 10, 4)),
+        ("--pipeline-model-parallel-layout Et*9|t*9|t*9|t*9L", None),
+        ("", None),
+    ],
+)
+def test_stages_that_people_state_are_the_ones_priced(flags: str, layers: tuple[int, ...] | None) -> None:
+    degrees = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 4"
+    text = f"torchrun --nproc_per_node 8 --nnodes 4 pretrain_gpt.py {degrees} {flags}"
+    quoted = re.sub(r"(Et\S+)", r"'\1'", text)
+    launch = host().read({"run.sh": quoted + " --micro-batch-size 1"}, "megatron", problem(32))
+    assert launch is not None
+    assert (launch.cut.layers if launch.cut else None) == layers
