@@ -15,6 +15,7 @@ from autoparallel_pytorch.codegen import source
 from autoparallel_pytorch.collectives import Collectives
 from autoparallel_pytorch.placement import P, Placements, R, cuts
 from autoparallel_pytorch.program import Program
+from autoparallel_pytorch.seeds import Seeds, agreed_seed
 from autoparallel_pytorch.structure import flatten, from_document
 from autoparallel_pytorch.trace import bind
 
@@ -35,6 +36,7 @@ class Runner:
     forward: Callable[..., Any] = field(init=False)
     backward: Callable[..., Any] = field(init=False)
     text: str = field(init=False)
+    seeds: Seeds | None = field(init=False)
     local_inputs: bool = False
     constants: dict[str, Any] = field(factory=dict)
 
@@ -44,6 +46,8 @@ class Runner:
         namespace: dict[str, Any] = {}
         exec(compile(self.text, "<plan>", "exec"), namespace)  # noqa: S102  the text is written by ``codegen`` from the plan
         self.forward, self.backward = namespace["forward"], namespace["backward"]
+        random = any(s.op == "autoparallel.dropout" for s in self.program.steps)
+        self.seeds = Seeds(agreed_seed(self.collectives)) if random else None
 
     def __call__(self, module: torch.nn.Module, named: Mapping[str, Any]) -> Any:
         """Run the planned forward for one call's arguments."""
@@ -62,15 +66,11 @@ class Runner:
         device = device if device is not None else parameters[0].device if parameters else torch.device("cpu")
         buffers = [_local(state[n]) for n in p.buffers]
         constants = [torch.tensor(self.constants[n], device=device) for n in p.constants]
-        seed = int(torch.randint(1 << 40, ())) if self._random else 0
+        seed = self.seeds.next() if self.seeds is not None else 0
         results = _Planned.apply(self, batch, device, seed, *parameters, *buffers, *inputs, *constants)
         shaped, values = from_document(self.structure)
         out = [self._result(v["tensor"], results[v["tensor"]]) if "tensor" in v else v["value"] for v in values]
         return shaped.build(out)
-
-    @property
-    def _random(self) -> bool:
-        return any(s.op == "autoparallel.dropout" for s in self.program.steps)
 
     def _input(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """The local piece of an input: of a whole tensor that every rank has, of a DTensor, or as it is."""

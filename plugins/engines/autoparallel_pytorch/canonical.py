@@ -190,10 +190,23 @@ def sum_(recorder: Recorder, x: torch.Tensor, dim: Any = None, keepdim: bool = F
     return recorder.run(aten.sum.dim_IntList, (x, list(dims), keepdim), {} if dtype is None else {"dtype": dtype})
 
 
+def cat(recorder: Recorder, tensors: Sequence[torch.Tensor], dim: int = 0) -> torch.Tensor:
+    """Without the empty vectors that torch lets pass (a cache before its first tokens)."""
+    given = [x for x in tensors if tuple(x.shape) != (0,)] or list(tensors)[:1]
+    if len(given) == 1:
+        return aten.alias.default(given[0])
+    return recorder.run(aten.cat.default, (given, dim % given[0].ndim), {})
+
+
+def histc(recorder: Recorder, x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:  # noqa: A002
+    plain = (recorder.ref(x), int(bins), min, max)
+    return recorder.run(aten.histc.default, (x, bins, min, max), {}, name="autoparallel.histc", plain=plain)
+
+
 CANONICAL: dict[str, Callable[..., Any]] = {
     "view": view, "reshape": view, "_unsafe_view": view, "unsqueeze": unsqueeze, "squeeze": squeeze, "permute": permute,
     "transpose": transpose, "t": t, "expand": expand, "slice": slice_, "select": select, "split": split,
-    "split_with_sizes": split, "unbind": unbind, "mean": mean, "sum": sum_,
+    "split_with_sizes": split, "unbind": unbind, "mean": mean, "sum": sum_, "cat": cat, "histc": histc,
     "_log_softmax": log_softmax, "_log_softmax_backward_data": log_softmax_backward, "nll_loss_forward": nll_forward,
     "nll_loss_backward": nll_backward, "new_zeros": new_factory("zeros"), "new_ones": new_factory("ones"),
     "new_empty": new_factory("zeros"), "new_full": new_factory("full"), "zeros_like": like_factory("zeros"),

@@ -1,4 +1,4 @@
-"""Functions that are planned as one operator instead of the many they fall into: attention and dropout."""
+"""Functions that are planned as one operator: attention, dropout, products of grouped rows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from autoparallel_pytorch.experts import routed_experts
 
 if TYPE_CHECKING:
     from autoparallel_pytorch.recorder import Recorder
@@ -31,6 +33,10 @@ class _Functions(TorchFunctionMode):
             return _attention(self.recorder, *args, **kwargs)
         if func is torch.nn.functional.dropout:
             return _dropout(self.recorder, *args, **kwargs)
+        if func is routed_experts:
+            return _experts(self.recorder, *args, **kwargs)
+        if func in _GROUPED:
+            return _grouped_mm(self.recorder, *args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -56,6 +62,68 @@ def _attention(
 def _dropout(recorder: Recorder, input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002
     del inplace
     return input if not training or p == 0 else _Dropout.apply(recorder, input, float(p))
+
+
+_GROUPED = tuple(
+    f for f in (getattr(torch.nn.functional, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f is not None
+)
+
+
+def _grouped_mm(
+    recorder: Recorder, mat_a: torch.Tensor, mat_b: torch.Tensor, offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, out_dtype: Any = None,
+) -> Any:  # fmt: skip
+    if mat_a.ndim != 2 or mat_b.ndim != 3 or offs is None or bias is not None or out_dtype not in (None, mat_a.dtype):
+        raise NotImplementedError("grouped_mm is planned for rows [S, K], matrices [E, K, N] and offs, without bias")
+    return _Grouped.apply(recorder, mat_a, mat_b, offs)
+
+
+class _Grouped(torch.autograd.Function):
+    """Rows [S, K] sorted by group × a matrix [E, K, N] per group."""
+
+    @staticmethod
+    def forward(ctx: Any, recorder: Recorder, x: Any, w: Any, ends: Any) -> Any:
+        out = torch.empty((x.shape[0], w.shape[2]), dtype=x.dtype, device="meta")
+        recorder.emit("autoparallel.grouped_mm", (x, w, ends), {}, (out,))
+        ctx.save_for_backward(x, w, ends)
+        ctx.recorder = recorder
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+        x, w, ends = ctx.saved_tensors
+        dx, dw = torch.empty(x.shape, dtype=x.dtype, device="meta"), torch.empty(w.shape, dtype=w.dtype, device="meta")
+        ctx.recorder.emit("autoparallel.grouped_mm", (grad, w.transpose(1, 2), ends), {}, (dx,))
+        ctx.recorder.emit("autoparallel.grouped_outer", (x, grad, ends, int(w.shape[0])), {}, (dw,))
+        return None, dx, dw, None
+
+
+def _experts(
+    recorder: Recorder, x: Any, index: Any, weight: Any, gate: Any, up: Any, down: Any, *, activation: str = "silu"
+) -> Any:
+    return _Experts.apply(recorder, x, index, weight, gate, up, down, activation)
+
+
+class _Experts(torch.autograd.Function):
+    """See ``experts``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, recorder: Recorder, x: Any, index: Any, weight: Any, gate: Any, up: Any, down: Any, activation: str
+    ) -> Any:
+        out = torch.empty_like(x)
+        recorder.emit("autoparallel.experts", (x, index, weight, gate, up, down, activation), {}, (out,))
+        ctx.save_for_backward(x, index, weight, gate, up, down)
+        ctx.recorder, ctx.activation = recorder, activation
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:  # type: ignore[override]
+        x, index, weight, gate, up, down = ctx.saved_tensors
+        grads = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in (x, weight, gate, up, down) if t is not None]
+        given = (grad, x, index, weight, gate, up, down, ctx.activation)
+        ctx.recorder.emit("autoparallel.experts_backward", given, {}, grads)
+        return None, grads[0], None, grads[1], grads[2], None if up is None else grads[3], grads[-1], None
 
 
 class _Attention(torch.autograd.Function):

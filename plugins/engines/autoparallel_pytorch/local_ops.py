@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autoparallel_pytorch.attention import attention, attention_backward
+from autoparallel_pytorch.experts import experts, experts_backward
 from autoparallel_pytorch.graph import Dtype
+from autoparallel_pytorch.grouped import grouped_mm, grouped_outer
 from autoparallel_pytorch.program import Length, Offset, Value
 from autoparallel_pytorch.rules import overload
 
@@ -58,6 +60,13 @@ def dropout(x: Tensor, p: float, seed: int, piece: Any) -> tuple[Tensor, Tensor]
     return x * mask.to(x.dtype) / (1.0 - p), mask
 
 
+def histc(x: Tensor, bins: int, low: float, high: float) -> Tensor:
+    """Counts per bin, in the dtype of ``x``; integers too, which the CPU's kernel does not take."""
+    if x.device.type == "cpu" and not x.is_floating_point():
+        return torch.histc(x.double(), bins, low, high).to(x.dtype)
+    return torch.histc(x, bins, low, high)
+
+
 def _own(index: Tensor, offset: Any, length: int) -> tuple[Tensor, Tensor]:
     """The index inside of a piece, and where it is not in it."""
     local = index - offset
@@ -73,6 +82,11 @@ LOCAL: dict[str, Callable[..., Any]] = {
     "autoparallel.dropout": dropout,
     "autoparallel.attention": attention,
     "autoparallel.attention_backward": attention_backward,
+    "autoparallel.experts": experts,
+    "autoparallel.experts_backward": experts_backward,
+    "autoparallel.histc": histc,
+    "autoparallel.grouped_mm": grouped_mm,
+    "autoparallel.grouped_outer": grouped_outer,
 }
 
 

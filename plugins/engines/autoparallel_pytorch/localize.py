@@ -15,6 +15,9 @@ SIZE_ARGUMENT = {
 }  # fmt: skip
 """Operators whose arguments hold the shape of their result, and where."""
 
+EXPERTS = {"autoparallel.experts": 3, "autoparallel.experts_backward": 4}
+"""Position of the experts' first matrix among the tensor inputs."""
+
 
 def localized(
     graph: Graph, node: Node, outs: Sequence[Placements], ins: Sequence[Placements], sizes: Sequence[int], args: Any = None
@@ -39,6 +42,13 @@ def localized(
     if op == "autoparallel.scatter_rows":
         offset = _offset(outs[0], 1, args[2], sizes)
         return op, (args[0], args[1], offset.length, offset)
+    if op in EXPERTS and 0 in ins[EXPERTS[op]]:
+        return op, (*args, _offset(ins[EXPERTS[op]], 0, graph.meta(refs[EXPERTS[op]]).shape[0], sizes))
+    if op == "autoparallel.grouped_mm" and 0 in ins[1]:
+        return op, (*args, _offset(ins[1], 0, graph.meta(refs[1]).shape[0], sizes))
+    if op == "autoparallel.grouped_outer" and 0 in outs[0]:
+        offset = _offset(outs[0], 0, args[3], sizes)
+        return op, (*args[:3], offset.length, offset)
     if op == "autoparallel.dropout":
         dims = tuple(m for m, p in enumerate(outs[0]) if p >= 0)
         return op, (*args, Offset(dims, Length(1, 0, 1)))

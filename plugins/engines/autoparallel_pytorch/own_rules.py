@@ -18,6 +18,17 @@ def replicated(n_out: int, n_in: int) -> Rule:
     return (R,) * n_out, (R,) * n_in
 
 
+def pointwise(node: Node, metas: Metas) -> list[Rule]:
+    """Every dimension of the result, and of what broadcasts to it."""
+    out = node.outs[0]
+    assert out is not None, "element-wise operators give a tensor"
+    return [((d,), tuple(_at(m, d - (len(out.shape) - len(m.shape))) for m in metas)) for d in range(len(out.shape))]
+
+
+def _at(meta: Meta, d: int) -> int:
+    return d if d >= 0 and meta.shape[d] != 1 else R
+
+
 def attention(node: Node, metas: Metas) -> list[Rule]:
     """Batch, heads (grouped keys are cut with their queries) and, keys and values whole, the queries when not causal."""
     mask = _mask(metas[3:4])
@@ -124,11 +135,53 @@ def gather(node: Node, metas: Metas) -> list[Rule]:
     return rules
 
 
+def experts(_node: Node, metas: Metas) -> list[Rule]:
+    """Tokens; experts; the width of each expert, where gate and up are apart. In: x, index, weight, matrices."""
+    n = len(metas) - 3
+    rules: list[Rule] = [((0,), (0, 0, 0, *(R,) * n)), ((P,), (R, R, R, *(0,) * n))]
+    if metas[3].shape[1] == metas[-1].shape[2]:
+        rules.append(((P,), (R, R, R, *(1,) * (n - 1), 2)))
+    return rules
+
+
+def experts_backward(_node: Node, metas: Metas) -> list[Rule]:
+    """In: gradient, x, index, weight, matrices; out: gradients of x, weight and the matrices. Linear in the gradient."""
+    n = len(metas) - 4
+    rules: list[Rule] = [
+        ((0, 0, *(P,) * n), (0, 0, 0, 0, *(R,) * n)),
+        ((P, P, *(0,) * n), (R, R, R, R, *(0,) * n)),
+        ((P, P, *(P,) * n), (P, R, R, R, *(R,) * n)),
+    ]
+    if metas[4].shape[1] == metas[-1].shape[2]:
+        width = (*(1,) * (n - 1), 2)
+        rules.append(((P, P, *width), (R, R, R, R, *width)))
+    return rules
+
+
+def histc(_node: Node, _metas: Metas) -> list[Rule]:
+    return [((P,), (0,))]
+
+
+def grouped_mm(_node: Node, _metas: Metas) -> list[Rule]:
+    """Rows [S, K] × [E, K, N] → [S, N]: columns, the summed dimension, groups (zeros for rows of others), linear in both."""
+    return [((1,), (R, 2, R)), ((P,), (1, 1, R)), ((P,), (R, 0, R)), ((P,), (P, R, R)), ((P,), (R, P, R))]
+
+
+def grouped_outer(_node: Node, _metas: Metas) -> list[Rule]:
+    """Rows [S, K] and [S, N] → [E, K, N]."""
+    return [((1,), (1, R, R)), ((2,), (R, 1, R)), ((0,), (R, R, R)), ((P,), (P, R, R)), ((P,), (R, P, R))]
+
+
 OWN: dict[str, Callable[[Node, Metas], list[Rule]]] = {
     "autoparallel.attention": attention,
     "autoparallel.attention_backward": attention_backward,
     "autoparallel.scatter_rows": scatter_rows,
     "autoparallel.dropout": dropout,
+    "autoparallel.experts": experts,
+    "autoparallel.experts_backward": experts_backward,
+    "autoparallel.histc": histc,
+    "autoparallel.grouped_mm": grouped_mm,
+    "autoparallel.grouped_outer": grouped_outer,
     "aten.slice_backward.default": slice_backward,
     "aten.select_backward.default": select_backward,
     "aten.cat.default": cat,

@@ -81,6 +81,10 @@ class Prices:
             return self._matmul(node, metas, options, moved)
         if node.op.startswith("autoparallel.attention"):
             return self._attention(node, metas, options, moved)
+        if node.op.startswith("autoparallel.experts"):
+            return self._experts(node, metas, options, moved)
+        if node.op.startswith("autoparallel.grouped"):
+            return self._grouped(node, metas, options, moved)
         seconds = self.machine.traffic_s(moved)
         if node.op in self.custom:
             sizes = self.machine.mesh.sizes
@@ -119,6 +123,43 @@ class Prices:
         batch = shapes[:, 0] if len(a.shape) == 3 else 1.0
         out_bytes = float(DTYPE_BYTES[node.outs[0].dtype]) if node.outs[0] is not None else 2.0
         return np.maximum(batch * model.seconds(m, n, k, out_bytes=out_bytes), self.machine.traffic_s(moved))
+
+    def _grouped(self, node: Node, metas: Sequence[Meta], options: Sequence[Option], moved: Array) -> Array:
+        """Rows spread evenly over the groups; a rank that holds a part of the groups computes that part of the rows."""
+        sizes = self.machine.mesh.sizes
+        outer = node.op == "autoparallel.grouped_outer"
+        x, other = metas[:2]
+        groups = node.args[3] if outer else other.shape[0]
+        seconds = np.zeros(len(options))
+        model = self.machine.gemm(x.dtype, DTYPE_BYTES[x.dtype])
+        for i, (outs, ins) in enumerate(options):
+            k, n = _local(x, ins[0], sizes)[1], _local(other, ins[1], sizes)[-1]
+            held = groups / cuts(outs[0] if outer else ins[1], sizes).get(0, 1)
+            rows = x.shape[0] / groups
+            m, width, depth = (k, n, rows) if outer else (rows, n, k)
+            seconds[i] = held * float(model.seconds(m, width, depth, out_bytes=float(DTYPE_BYTES[x.dtype])))
+        return np.maximum(seconds, self.machine.traffic_s(moved))
+
+    def _experts(self, node: Node, metas: Sequence[Meta], options: Sequence[Option], moved: Array) -> Array:
+        """Forward: gate and up, down. Backward: gate and up again, and two products for each. Tokens spread evenly."""
+        at = 1 if node.op.endswith("backward") else 0
+        sizes = self.machine.mesh.sizes
+        x, index, gate, down = metas[at], metas[at + 1], metas[at + 3], metas[-1]
+        gates = len(metas) - at - 4
+        model = self.machine.gemm(x.dtype, DTYPE_BYTES[x.dtype])
+        seconds = np.zeros(len(options))
+        for i, (_, ins) in enumerate(options):
+            held, inner, hidden = _local(gate, ins[at + 3], sizes)
+            inner, width = inner * gates, _local(down, ins[-1], sizes)[2]
+            rows = index.elements / cuts(ins[at + 1], sizes).get(0, 1) / gate.shape[0]
+            shapes = [(rows, inner, hidden), (rows, hidden, width)]
+            if at:
+                shapes = [shapes[0], (rows, width, hidden), (hidden, width, rows), (inner, hidden, rows), (rows, hidden, inner)]
+            seconds[i] = held * sum(float(model.seconds(*s, out_bytes=float(DTYPE_BYTES[x.dtype]))) for s in shapes)
+            # Rows are copied in the experts' order and back; gated activations are written and read.
+            copied = rows * held * (2.0 * hidden + 2.0 * inner) * (2.0 if at else 1.0)
+            seconds[i] += float(self.machine.traffic_s(2.0 * copied * DTYPE_BYTES[x.dtype]))
+        return np.maximum(seconds, self.machine.traffic_s(moved))
 
     def _attention(self, node: Node, metas: Sequence[Meta], options: Sequence[Option], moved: Array) -> Array:
         """Forward: two products over the query–key pairs; backward: five (FlashAttention-2, arXiv 2307.08691, section 3.1)."""

@@ -110,6 +110,8 @@ class Recorder(TorchDispatchMode):
             return self._read(args[0])
         if name in _RANDOM or name.split(".")[0] in _RANDOM:
             raise SpecError(self._random(func))
+        if torch.Tag.dynamic_output_shape in func.tags and _by_values(name, args, kwargs):
+            raise SpecError(self._dynamic(func))
         rewrite = CANONICAL.get(name)
         if rewrite is not None:
             with self:
@@ -204,6 +206,13 @@ class Recorder(TorchDispatchMode):
             "set its probability to 0, call .eval(), or draw the numbers outside and pass them in"
         )
 
+    def _dynamic(self, func: Any) -> str:
+        return (
+            f"{self._modules[-1] or 'the module'} uses {func}, whose result has a shape that depends on values; a plan needs "
+            "fixed shapes: for experts give each a capacity, use torch.nn.functional.grouped_mm or "
+            "autoparallel_pytorch.routed_experts (transformers: experts_implementation='grouped_mm'); for masks use torch.where"
+        )
+
     def _read(self, tensor: torch.Tensor) -> Any:
         """The value of a tensor that control flow asks for, when it follows from constants or from inputs given with values."""
         ref = self.ref(tensor)
@@ -239,7 +248,7 @@ class Recorder(TorchDispatchMode):
 
     def _constant(self, tensor: torch.Tensor) -> Ref:
         where = self._modules[-1] or "the module"
-        if tensor.device.type == "meta" or tensor.numel() > CONSTANT_ELEMENTS:
+        if (tensor.device.type == "meta" and tensor.numel()) or tensor.numel() > CONSTANT_ELEMENTS:
             raise SpecError(
                 f"{where} uses a tensor of shape {tuple(tensor.shape)} that is neither parameter, buffer "
                 "nor input; register it as a buffer"
@@ -247,8 +256,9 @@ class Recorder(TorchDispatchMode):
         name = f"constant {len(self.constants)}"
         node = self._node("constant", (), {}, (_meta(tensor),))
         node.name = name
-        self.constants[name] = tensor.detach().tolist()
-        self._values[node.id] = tensor.detach()
+        value = torch.empty(tensor.shape, dtype=tensor.dtype) if tensor.device.type == "meta" else tensor.detach()
+        self.constants[name] = value.tolist()
+        self._values[node.id] = value
         self._keep(tensor, Ref(node.id))
         return Ref(node.id)
 
@@ -262,6 +272,13 @@ class Recorder(TorchDispatchMode):
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         raise SpecError(f"{self._modules[-1] or 'the module'} passes {value!r} to an operator; it cannot be kept in a plan")
+
+
+def _by_values(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a result's shape depends on values: of indexing by masks alone, of repetition without a given size."""
+    if name == "index":
+        return any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1:]))
+    return name != "repeat_interleave" or kwargs.get("output_size") is None
 
 
 def _meta(x: torch.Tensor) -> Meta:

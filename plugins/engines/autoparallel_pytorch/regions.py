@@ -108,7 +108,9 @@ def _prefixes(name: str) -> list[str]:
 
 def _signature(node: Node, graph: Graph) -> object:
     """What equal nodes have in common: arguments without the tensors' names, and the tensors' shapes."""
-    return _shape(node.args, graph), tuple((k, _shape(v, graph)) for k, v in node.kwargs.items()), node.outs
+    # A dropout's last argument counts the dropouts before it, so that each draws its own numbers.
+    args = node.args[:2] if node.op == "autoparallel.dropout" else node.args
+    return _shape(args, graph), tuple((k, _shape(v, graph)) for k, v in node.kwargs.items()), node.outs
 
 
 def _shape(value: object, graph: Graph) -> object:

@@ -23,7 +23,7 @@ from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, Tu
 
 from autoparallel_core.errors import SpecError
 from autoparallel_pytorch.graph import Dtype, Graph, Node, Ref, Size
-from autoparallel_pytorch.own_rules import OWN, Rule, replicated
+from autoparallel_pytorch.own_rules import OWN, Rule, pointwise, replicated
 from autoparallel_pytorch.placement import PMAX, PMIN, P, R
 
 TESTED = ("2.13", "2.14")
@@ -76,6 +76,8 @@ class Rules:
             rules, source = self._single(graph, node, op, n_out, n_in), "torch"
         elif op in self._propagator.op_strategy_funcs:
             rules, source = self._strategies(graph, node, op, n_out, n_in), "torch"
+        elif torch.Tag.pointwise in op.tags and n_out == 1:
+            rules, source = pointwise(node, metas), "planner"
         return Found(_unique([base, *(r for r in rules if _sound(r, node, metas))]), source)
 
     def _schema(self, graph: Graph, node: Node, op: Any, placements: Callable[[int], Sequence[Any]]) -> OpSchema:

@@ -96,6 +96,7 @@ def _record(module: torch.nn.Module, named: Mapping[str, Any], *, batch: int | N
     import torch
 
     from autoparallel_pytorch.intercept import intercepts
+    from autoparallel_pytorch.known_modules import one_operator
     from autoparallel_pytorch.recorder import Recorder
 
     recorder = Recorder()
@@ -120,6 +121,7 @@ def _record(module: torch.nn.Module, named: Mapping[str, Any], *, batch: int | N
     outputs: list[torch.Tensor] = []
     with ExitStack() as stack:
         stack.enter_context(recorder.watching(module))
+        stack.enter_context(one_operator(module))
         stack.enter_context(recorder)
         stack.enter_context(intercepts(recorder))
         result = _forward(module, states, structure.build(leaves))

@@ -103,7 +103,8 @@ def planned(module: nn.Module, inputs: Any, mesh: Mapping[str, int], **fields: A
 
 def planning(graph: Graph, mesh: Mapping[str, int], **fields: Any) -> Planning:
     made = Planning.of(graph, request(mesh, **fields))
-    made.form = made.formulate()
+    if made.n_dims <= 3:
+        made.form = made.formulate()
     return made
 
 

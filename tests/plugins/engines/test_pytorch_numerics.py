@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from pytorch_checks import compare, drawn  # noqa: E402
 from pytorch_models import Block, Decoder, planned, planning, tokens, traced  # noqa: E402
 from torch import nn  # noqa: E402
 
-from autoparallel_pytorch.emit import check_shapes, emit  # noqa: E402
-from autoparallel_pytorch.ranks import Payload, run_local  # noqa: E402
 from autoparallel_pytorch.recompute import AGAIN, expand, split, states_of  # noqa: E402
 from autoparallel_pytorch.search import assignment, solve_program  # noqa: E402
-from autoparallel_pytorch.structure import flatten  # noqa: E402
-from autoparallel_pytorch.trace import bind, call  # noqa: E402
-from autoparallel_pytorch.verify import loss_of, verify  # noqa: E402
+from autoparallel_pytorch.verify import verify  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-TOLERANCE = 1e-5
 MESHES = ({"dp": 4}, {"dp": 2, "tp": 2}, {"dp": 2, "fsdp": 2, "tp": 2})
 
 
@@ -64,49 +58,12 @@ class Fused(nn.Module):
 MODULES = {"gated": Decoder, "learned": Learned}
 
 
-def compare(
-    module: nn.Module, inputs: dict[str, torch.Tensor], made: object, placements: tuple[int, ...], again: frozenset[int]
-) -> None:
-    graph = made.graph
-    program = emit(graph, made.classes, made.form, placements, made.prices, made.transitions, again)
-    check_shapes(program)
-    mesh = made.machine.mesh
-    named = bind(module.forward, (), inputs)
-    got = run_local(Payload(program, graph.structure, graph.constants, mesh.names, mesh.sizes, module, named))
-    leaves, _ = flatten(call(module, named))
-    outputs = [x for x in leaves if isinstance(x, torch.Tensor)]
-    module.zero_grad()
-    loss_of(outputs).backward()
-    for a, b in zip(got.outputs, outputs, strict=True):
-        assert relative(a, b) < TOLERANCE
-    for name, p in module.named_parameters():
-        assert relative(got.gradients[name], p.grad) < TOLERANCE, name
-    counted = {
-        k: sum(s.op == f"move.{k}" for s in program.steps) for k in ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
-    }
-    assert dict(got.counted) == {k: n for k, n in counted.items() if n}
-
-
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a.detach().double() - b.detach().double()).norm() / b.detach().double().norm().clamp_min(1e-30))
-
-
 @pytest.mark.parametrize("mesh", MESHES, ids=lambda m: "x".join(map(str, m.values())))
 @pytest.mark.parametrize("name", MODULES)
 def test_placements_drawn_at_random_change_nothing(name: str, mesh: dict[str, int]) -> None:
     torch.manual_seed(0)
     module, inputs = MODULES[name](), tokens()
-    made = planning(traced(module, inputs), mesh)
-    for seed in range(2):
-        rng = random.Random(seed)
-        placements = tuple(rng.randrange(len(s.picks)) for s in made.form.slots)
-        states = states_of(made.graph, made.classes, made.form, tuple(mesh.values()), 8.0)
-        again = {
-            s.key[1]
-            for s, z in zip(made.form.slots, states.of, strict=True)
-            if s.key[0] == "op" and AGAIN in z and rng.random() < 0.3
-        }
-        compare(module, inputs, made, placements, frozenset(n.id for n in made.graph.nodes if made.classes.of[n.id] in again))
+    drawn(module, inputs, planning(traced(module, inputs), mesh), seeds=2)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,0 +1,53 @@
+"""Modules of libraries whose forward is planned as one operator: experts of ``transformers`` in their grouped form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from autoparallel_pytorch.experts import routed_experts
+
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+
+
+@contextmanager
+def one_operator(root: torch.nn.Module) -> Iterator[None]:
+    """While active, such modules call :func:`~.experts.routed_experts`."""
+    changed = []
+    for module in root.modules():
+        activation = _grouped_experts(module)
+        if activation is not None and "forward" not in vars(module):
+            module.forward = _forward(module, activation)
+            changed.append(module)
+    try:
+        yield
+    finally:
+        for module in changed:
+            del module.forward
+
+
+def _grouped_experts(module: torch.nn.Module) -> str | None:
+    """The activation of a ``transformers`` module that was decorated with ``use_experts_implementation``; None for others."""
+    fields = vars(module)
+    config = fields.get("config")
+    if getattr(config, "_experts_implementation", None) != "grouped_mm" or not {"has_gate", "is_concatenated"} <= set(fields):
+        return None
+    if not module.has_gate or not module.is_concatenated or module.is_transposed or module.has_bias:
+        return None
+    if getattr(module, "has_post_expert_norm", False) or getattr(module, "_is_expert_parallel", False):
+        return None
+    if type(module)._apply_gate.__name__ != "_default_apply_gate":
+        return None
+    return _ACTIVATIONS.get(getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", ""))
+
+
+def _forward(module: torch.nn.Module, activation: str) -> Any:
+    def forward(hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
+        return routed_experts(
+            hidden_states, top_k_index, top_k_weights, module.gate_up_proj, None, module.down_proj, activation=activation
+        )
+
+    return forward
