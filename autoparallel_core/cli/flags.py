@@ -110,6 +110,7 @@ TRAINING_FLAGS = (
         instead="--infer-batch-size",
     ),
     Flag("--optimizer-cpu-offload", "keep optimizer state in host memory", modes=TRAINING),
+    Flag("--activation-offload", "let plans keep activations of some layers in host memory", modes=TRAINING),
     Flag("--no-recompute", "forbid activation recomputation", modes=TRAINING),
     Flag("--no-grad-reduce-in-fp32", "reduce gradients in 16 bit", modes=TRAINING),
 )
@@ -151,6 +152,13 @@ INFERENCE_FLAGS = (
         "share of prompt tokens found in the cache (default 0)",
         number(least=0, most=1),
         "R",
+        modes=INFERENCE,
+    ),
+    Flag(
+        "--gpu-hour-price",
+        "price of one GPU for an hour, in any currency: answers then price a million tokens",
+        number(above=0),
+        "X",
         modes=INFERENCE,
     ),
     Flag("--accepted-length", "mean tokens per step of speculative decoding (default 1)", number(least=1), "L", modes=INFERENCE),

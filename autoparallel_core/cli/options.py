@@ -234,6 +234,7 @@ class Question:
             max_tokens_per_micro_batch=limit,
             recompute_allowed=not args.no_recompute,
             optimizer_cpu_offload=True if args.optimizer_cpu_offload else None,
+            activation_cpu_offload=args.activation_offload,
             grad_reduce_in_fp32=not args.no_grad_reduce_in_fp32,
         )
 
@@ -266,6 +267,7 @@ class Question:
             memory_fraction=args.memory_fraction,
             prefix_hit_rate=args.prefix_hit_rate or 0.0,
             accepted_length=args.accepted_length or 1.0,
+            gpu_hour_price=args.gpu_hour_price,
         )
         if workload.assumed_in_flight is not None:
             assumed.append(f"{workload.assumed_in_flight} (--infer-batch-size fixes it)")

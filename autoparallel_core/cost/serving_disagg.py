@@ -6,6 +6,8 @@ prompt crosses the network once (Zhong et al., arXiv 2401.09670, section 4). Axi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
@@ -19,6 +21,8 @@ from autoparallel_core.spec.cluster import Cluster
 from autoparallel_core.spec.strategy import StrategyBatch
 
 Array = NDArray[np.float64]
+
+Scaled = Callable[[dict[str, Array]], dict[str, Array]]
 
 BUSIEST = 0.9
 """Share of its capacity that a prefill pool is run at most: beyond it, waiting grows without bound."""
@@ -61,8 +65,10 @@ def prefill_instances(hw: ServingHardware, batch: StrategyBatch, demand: Demand)
     return PrefillInstances(seconds[:S], seconds[S:] * uneven / pp / together / ranks)
 
 
-def decode_instances(hw: ServingHardware, batch: StrategyBatch, demand: Demand, sequences: Array) -> DecodeInstances:
-    """``sequences`` decode together on each instance; no prompt interferes."""
+def decode_instances(
+    hw: ServingHardware, batch: StrategyBatch, demand: Demand, sequences: Array, scaled: Scaled = dict
+) -> DecodeInstances:
+    """``sequences`` decode together on each instance; no prompt interferes. ``scaled`` corrects a step's seconds by cause."""
     S = len(batch)
     share = sequences / batch.attn_dp
     micro = np.clip(share, 1.0, batch.pp)
@@ -71,7 +77,7 @@ def decode_instances(hw: ServingHardware, batch: StrategyBatch, demand: Demand, 
         decode=share / micro, context=demand.isl + demand.osl / 2, verified=verified, prefill=np.zeros(S), prompt=demand.isl,
         cached=np.zeros(S), sampled=share / micro * verified,
     )  # fmt: skip
-    seconds = step_seconds(hw, batch, load)
+    seconds = scaled(step_seconds(hw, batch, load))
     seconds["draft"] = drafts_s(hw, seconds, verified)
     cycle, _ = cycle_s(hw, batch, seconds, micro, share / micro)
     tpot = cycle / demand.accepted
@@ -102,3 +108,8 @@ def transfer_s(hw: ServingHardware, sender_bytes: float, receiver_bytes: float, 
 def waiting_s(service_s: Array, busy: Array) -> Array:
     """Mean wait for a place at a server with constant service time and random arrivals (M/D/1: Pollaczek–Khinchine)."""
     return np.asarray(service_s * busy / (2.0 * (1.0 - np.minimum(busy, 0.999))))
+
+
+def busy_at(service_s: Array, wait_s: Array) -> Array:
+    """How busy a server may be for its mean wait to be no longer: the inverse of :func:`waiting_s`."""
+    return np.asarray(2.0 * wait_s / (service_s + 2.0 * wait_s))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from attrs import frozen
+from attrs import fields, frozen
 
 from autoparallel_core.cost.serving_cache import StageCache, stage_cache
 from autoparallel_core.cost.serving_mesh import KEYS, ServingMesh
@@ -97,6 +97,16 @@ class ServingMemory:
     @property
     def kv_tokens_per_instance(self) -> Array:
         return self.kv_tokens * self.attn_dp
+
+    def take(self, rows: NDArray[np.int64]) -> ServingMemory:
+        """The memory of ``rows``, which may repeat."""
+
+        def of(value: Any) -> Any:
+            if isinstance(value, np.ndarray):
+                return value[rows]
+            return {k: v[rows] for k, v in value.items()} if isinstance(value, dict) else value
+
+        return ServingMemory(**{f.name: of(getattr(self, f.name)) for f in fields(type(self))})
 
     def sequence_bytes(self, context: Array | float) -> Array:
         """Cache bytes of one sequence of ``context`` tokens."""

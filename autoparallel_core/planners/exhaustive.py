@@ -15,7 +15,7 @@ from attrs import define, field
 from numpy.typing import NDArray
 
 from autoparallel_core.errors import PluginContract
-from autoparallel_core.planners.reasons import with_reasons
+from autoparallel_core.planners.reasons import wanted_per_gpu, with_reasons
 from autoparallel_core.search.evaluate import evaluate
 from autoparallel_core.search.evaluation import Evaluation
 from autoparallel_core.search.explain import plan_at
@@ -149,16 +149,16 @@ def _score(problem: Problem, e: Evaluation) -> FloatArray:
     """What is ranked, larger is better.
 
     Throughput per GPU of the cluster, idle ones included (instances need not use them all); for the goal
-    ``latency`` the negative end-to-end seconds of one request, for ``cost`` the throughput per GPU in use.
+    ``latency`` the negative end-to-end seconds of one request, for ``cost`` the throughput per GPU in use that is asked for.
     """
     if problem.mode == "training":
         return e.tokens_per_s_per_gpu
-    goal = problem.inference.goal
-    if goal == "latency":
-        return -np.asarray(e.serving["ttft_s"] + (problem.inference.osl - 1) * e.serving["tpot_s"])
-    if goal == "cost":
-        b = e.batch
-        return e.tokens_per_s_per_gpu * (problem.cluster.n_gpus / (b.tp * b.attn_dp * b.pp * b.dp))
+    work, s = problem.inference, e.serving
+    if work.goal == "latency":
+        return -np.asarray(s["ttft_s"] + (work.osl - 1) * s["tpot_s"])
+    if work.goal == "cost":
+        used = e.batch.tp * e.batch.attn_dp * e.batch.pp * e.batch.dp
+        return wanted_per_gpu(problem, e.tokens_per_s_per_gpu * problem.cluster.n_gpus, used)
     return e.tokens_per_s_per_gpu
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from attrs import evolve
+from numpy.typing import NDArray
 
 from autoparallel_core.problem import unknown_version
 from autoparallel_core.search.result import TIE, Plan
 from autoparallel_core.spec.problem import Problem
+
+Array = NDArray[np.float64]
 
 WORK = frozenset({"gemm", "expert_gemm", "attention", "scan", "elementwise", "cast", "embedding", "loss"})
 """Causes that every strategy pays for; all others are the price of a strategy (exposed communication, bubble, …)."""
@@ -149,9 +154,27 @@ def next_best(problem: Problem, plan: Plan, after: Plan) -> str:
     ratio = other / mine if mine else 1.0
     if ratio > 1 - TIE:
         return f"{name} is as fast (within {TIE:.0%}) and " + ("leaves less room" if _tighter(plan, after) else "less plain")
-    more, cause = _largest_increase(plan, after)
-    why = f", mostly by {_seconds(more)} more for {title(cause)}" if cause else ""
+    before = plan_seconds(problem, plan)
+    more, cause = largest_increase(before, plan_seconds(problem, after))
+    unit = f"{more / sum(before.values()):.1%} more GPU time" if shares_gpus(problem, plan) else f"{_seconds(more)} more"
+    why = f", mostly by {unit} for {title(cause)}" if cause else ""
     return f"{name} is {1 - ratio:.1%} slower{why}"
+
+
+def shares_gpus(problem: Problem, plan: Plan) -> bool:
+    """Whether plans are compared by what many requests share, not by how long one of them takes."""
+    return plan.serving is not None and problem.mode == "inference" and problem.inference.goal != "latency"
+
+
+def plan_seconds(problem: Problem, plan: Plan) -> dict[str, float]:
+    """Seconds by cause in which plans can be compared.
+
+    Deployments run at different loads, and a token takes longer where more requests share the GPUs: there every cause is GPU
+    seconds per token.
+    """
+    f = plan.serving
+    scale = f.gpus_per_instance / f.batch_per_instance if f is not None and shares_gpus(problem, plan) else 1.0
+    return {c: s * scale for c, s in plan.cost.seconds.items()}
 
 
 def speed(problem: Problem, plan: Plan) -> float:
@@ -160,8 +183,16 @@ def speed(problem: Problem, plan: Plan) -> float:
         if problem.inference.goal == "latency":
             return 1.0 / (plan.serving.ttft_s + (problem.inference.osl - 1) * plan.serving.tpot_s)
         if problem.inference.goal == "cost":
-            return plan.throughput * problem.cluster.n_gpus / plan.strategy.world
+            return float(wanted_per_gpu(problem, plan.throughput * problem.cluster.n_gpus, plan.strategy.world))
     return plan.throughput
+
+
+def wanted_per_gpu(problem: Problem, output_tokens_per_s: Array | float, gpus: NDArray[Any] | int) -> Array:
+    """Output tokens per second per GPU in use; of tokens beyond the request rate that is served, none."""
+    work = problem.inference
+    if work.paced and (rate := work.request_rate_per_s) is not None:
+        output_tokens_per_s = np.minimum(output_tokens_per_s, rate * work.osl)
+    return np.asarray(output_tokens_per_s / gpus)
 
 
 def _memory_title(cause: str) -> str:
@@ -174,9 +205,9 @@ def title(cause: str) -> str:
     return _TITLES.get(cause, cause.replace("_", " "))
 
 
-def _largest_increase(plan: Plan, after: Plan) -> tuple[float, str]:
-    causes = plan.cost.seconds.keys() | after.cost.seconds.keys()
-    gains = [(after.cost.seconds.get(c, 0.0) - plan.cost.seconds.get(c, 0.0), c) for c in sorted(causes)]
+def largest_increase(before: Mapping[str, float], after: Mapping[str, float]) -> tuple[float, str]:
+    """The cause that grows most, and by how much; (0, "") where none does."""
+    gains = [(after.get(c, 0.0) - before.get(c, 0.0), c) for c in sorted(before.keys() | after.keys())]
     most = max(gains, default=(0.0, ""))
     return most if most[0] > 0 else (0.0, "")
 

@@ -13,9 +13,11 @@ from autoparallel_core.report.causes import words
 from autoparallel_core.report.console import bullets, heading, put
 from autoparallel_core.report.header import print_header
 from autoparallel_core.report.layout import Column, print_bands, print_figures
+from autoparallel_core.report.outlook import layout_reasons, print_outlook, warning
 from autoparallel_core.report.serving import serving_columns
 from autoparallel_core.report.stages import print_stages
 from autoparallel_core.report.training import training_columns
+from autoparallel_core.search.outlook import Outlook
 from autoparallel_core.search.result import TIE, Plan, SearchResult
 from autoparallel_core.spec.problem import Problem
 
@@ -88,21 +90,25 @@ def print_answer(
     *,
     pareto: bool = False,
     min_nodes: str | None = None,
+    outlook: Outlook | None = None,
 ) -> None:
-    """Print everything about a result that has fitting strategies."""
+    """Print everything about a result that has fitting strategies; ``outlook`` is that of a serving answer."""
     problem = result.problem
     extra = [("Search", search_line(result)), *chosen_lines(result)] + ([("Nodes", min_nodes)] if min_nodes else [])
     plans = [p for p in result.plans if p.verdict != "does not fit"]
-    about = notes(problem, plans[0])
+    about = [*(warning(plans[0], outlook.usable) if outlook else ()), *notes(problem, plans[0])]
     print_header(console, problem, parameters, assumptions=assumptions_of(result), extra=extra, notes=about, plans=plans)
     heading(console, _title(problem, len(plans)))
     print_bands(console, columns_of(problem, plans))
     heading(console, "Why these")
     for i, plan in enumerate(plans[:_REASONED]):
         put(console, f"#{i + 1} {plan.notation}{_lead(problem, plans, i)}", style="bold")
-        bullets(console, (*plan.reasons, *(plan.serving.notes if plan.serving else ())), indent=3)
+        why = layout_reasons(problem, plan, outlook.without) if outlook and not i else []
+        bullets(console, (*why, *plan.reasons, *(plan.serving.notes if plan.serving else ())), indent=3)
     print_stages(console, result)
-    if pareto:
+    if outlook is not None:
+        print_outlook(console, problem, plans[0], outlook, pareto=pareto)
+    elif pareto:
         room = "free memory" if problem.mode == "training" else "room for requests"
         heading(console, f"Speed against {room}: no other strategy has more of both")
         print_bands(console, columns_of(problem, result.pareto))

@@ -19,6 +19,10 @@ from autoparallel_core.spec.problem import Constant, EngineSpec, Problem
 from autoparallel_core.spec.workload import Workload
 
 SCHEMA_VERSION = 1
+NOT_SERVING: Mapping[str, Any] = {
+    "warnings": [], "frontier": None, "usable": None, "trade_off": [], "layout_reasons": [], "disaggregated": None,
+}  # fmt: skip
+"""What only serving answers have."""
 
 
 def dumps(document: Mapping[str, Any]) -> str:
@@ -100,7 +104,7 @@ def memory_document(memory: MemoryBreakdown) -> dict[str, Any]:
 
 def serving_document(figures: ServingFigures) -> dict[str, Any]:
     plain = asdict(figures)
-    for name in ("ttft", "tpot"):
+    for name in ("ttft", "tpot", "e2e_tpot"):
         low, high = plain.pop(f"{name}_interval_s")
         plain |= {f"{name}_low_s": low, f"{name}_high_s": high}
     return plain
@@ -148,18 +152,21 @@ def result_document(
     pareto: bool = False,
     min_nodes: Mapping[str, Any] | None = None,
     missing: Sequence[str] = (),
+    serving: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The answer to one search."""
+    """The answer to one search; ``serving`` is what :func:`autoparallel_core.report.outlook.surroundings` adds to it."""
     from autoparallel_core.planners.reasons import notes
 
+    more = {**NOT_SERVING, **(serving or {})}
+    pools = more["disaggregated"] or {}
     fitting = [p for p in result.plans if p.verdict != "does not fit"]
     return envelope(
         "advise",
         {
-            "status": "ok" if fitting else "nothing fits",
+            "status": "ok" if fitting or pools.get("deployments") else "nothing fits",
             **problem_document(result.problem, model),
             "assumptions": list(dict.fromkeys((*result.problem.assumptions, *result.assumptions))),
-            "notes": notes(result.problem, fitting[0]) if fitting else [],
+            "notes": [*more.pop("warnings"), *(notes(result.problem, fitting[0]) if fitting else [])],
             "search": {
                 "planner": result.planner,
                 "chosen": result.chosen or None,
@@ -176,5 +183,6 @@ def result_document(
             "missing": list(missing),
             "blame": dict(result.blame),
             "min_nodes": dict(min_nodes) if min_nodes is not None else None,
+            **more,
         },
     )

@@ -25,6 +25,8 @@ MIN_TOKENS_PER_CP_RANK = 1024
 MAX_TOKENS_PER_MICRO_BATCH = 131_072
 SERVING_TP_NODES = 4
 MAX_ATTENTION_DP = 512
+EVERY_INSTANCE_COUNT = 64
+"""Numbers of instances up to this are all tried, larger ones in steps of three percent."""
 PARTIAL_RECOMPUTE = (0.25, 0.5, 0.75)
 """Shares of a stage's layers under full recompute, between none and all of them."""
 
@@ -73,6 +75,14 @@ def expert_parallel(problem: Problem, space: Space) -> tuple[int, ...]:
     """Divisors of the number of routed experts (of all their numbers, where layers differ)."""
     experts = routed_experts(problem.arch)
     return _chosen(space.ep, divisors(math.gcd(*experts)) if experts else (1,))
+
+
+def instance_counts(most: int) -> tuple[int, ...]:
+    """Numbers of instances up to ``most``: all the small ones, then steps of three percent."""
+    counts = [*range(1, min(most, EVERY_INSTANCE_COUNT) + 1)]
+    while counts[-1] < most:
+        counts.append(min(math.ceil(counts[-1] * 1.03), most))
+    return tuple(counts)
 
 
 def virtual_pipeline(problem: Problem, space: Space, pp: int) -> tuple[int, ...]:

@@ -6,19 +6,30 @@ Axis legend: P prefill layouts, D decode layouts at a batch, M counts of decode 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from autoparallel_core.cost.serving_disagg import BUSIEST, decode_instances, prefill_instances, slots, transfer_s, waiting_s
+from autoparallel_core.cost.serving_disagg import (
+    BUSIEST,
+    busy_at,
+    decode_instances,
+    prefill_instances,
+    slots,
+    transfer_s,
+    waiting_s,
+)
 from autoparallel_core.cost.serving_hardware import ServingHardware
 from autoparallel_core.cost.serving_load import Demand
 from autoparallel_core.cost.serving_memory import serving_memory
 from autoparallel_core.errors import SpecError
+from autoparallel_core.search.calibrated import scaled_seconds
 from autoparallel_core.search.rules import rules_for
 from autoparallel_core.search.space import enumerate_space
+from autoparallel_core.spec.calibration import Calibration
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.space import Space
 from autoparallel_core.spec.strategy import Strategy, StrategyBatch
@@ -57,7 +68,7 @@ class Disaggregated:
     output_tokens_per_s_per_gpu: float
     """Over all GPUs of the clusters, idle ones included."""
     bound: str
-    """What limits the rate: ``prefill``, ``decode``, or ``requests in flight``."""
+    """What limits the rate: ``prefill``, ``decode``, ``request rate``, ``TTFT limit`` or ``requests in flight``."""
 
     @property
     def gpus(self) -> int:
@@ -87,7 +98,7 @@ def search_disaggregated(
             best = _matched(problem, decode, senders, i, receivers, j)
             if best is not None:
                 found.append(best)
-    found.sort(key=lambda x: (-x[0], x[1].gpus))
+    found.sort(key=lambda x: (-x[0], x[1].gpus, x[1].ttft_s))
     out: dict[tuple[str, str], Disaggregated] = {}
     for _, d in found:
         pair = str(_instance(d.prefill.strategy)), str(_instance(d.decode.strategy))
@@ -115,8 +126,9 @@ class _Side:
 
 def _layouts(problem: Problem, host: Host) -> StrategyBatch:
     """Distinct instances of the engine's space, one of each."""
-    space, rules = host.search_space(problem) or Space(), rules_for(problem, host)
-    batch = StrategyBatch.concat(list(enumerate_space(problem, space, rules)))
+    free = evolve(problem, workload=evolve(problem.inference, request_rate_per_s=None))  # instances are counted below
+    space, rules = host.search_space(free) or Space(), rules_for(free, host)
+    batch = StrategyBatch.concat(list(enumerate_space(free, space, rules)))
     one = batch.replace(dp=np.ones(len(batch), dtype=np.int64))
     return one.unique(("tp", "pp", "ep", "etp", "attn_dp"))[0]
 
@@ -128,9 +140,11 @@ def _prefill_side(problem: Problem, host: Host) -> _Side:
     hw, cache = ServingHardware(problem), memory.sequence_bytes(float(problem.inference.isl))[keep]
     batch = batch.take(keep)
     p = prefill_instances(hw, batch, Demand.of(problem, len(batch)))
+    factors = problem.calibration or Calibration()
+    latency, service = p.latency_s * factors.first_token, p.service_s * factors.prefill * factors.scale
     gpus = (batch.tp * batch.attn_dp * batch.pp).astype(np.float64)
-    best = _undominated(p.latency_s, p.service_s * gpus, gpus)
-    return _Side(hw, batch.take(best), gpus[best], p.latency_s[best], p.service_s[best], np.ones(best.sum()), cache[best])
+    best = _undominated(latency, service * gpus, gpus)
+    return _Side(hw, batch.take(best), gpus[best], latency[best], service[best], np.ones(best.sum()), cache[best])
 
 
 def _decode_side(problem: Problem, host: Host) -> _Side:
@@ -147,7 +161,9 @@ def _decode_side(problem: Problem, host: Host) -> _Side:
         sequences += loads
     index, held = np.array(rows, dtype=np.int64), np.array(sequences)
     batch = layouts.take(index)
-    d = decode_instances(hw, batch, Demand.of(problem, len(batch)), held)
+    factors = problem.calibration
+    scaled = dict if factors is None else partial(scaled_seconds, factors=factors)
+    d = decode_instances(hw, batch, Demand.of(problem, len(batch)), held, scaled)
     gpus = (batch.tp * batch.attn_dp * batch.pp).astype(np.float64)
     keep = np.ones(len(batch), dtype=bool)
     if (limit := problem.inference.tpot_limit_s) is not None:
@@ -181,34 +197,36 @@ def _matched(
     decoders, prefillers = decoders[prefillers >= 1], prefillers[prefillers >= 1]
     if not len(decoders):
         return None
-    able_p, able_d = BUSIEST * prefillers / p.service_s[i], decoders / d.service_s[j]
-    # no more prefill instances than the decode pool can follow
-    prefillers = np.clip(np.ceil(able_d * p.service_s[i] / BUSIEST), 1.0, prefillers)
+    able_d = decoders / d.service_s[j]
+    asked = work.request_rate_per_s if work.paced and work.request_rate_per_s else np.inf
+    # no more prefill instances than the decode pool, or the rate that is asked for, can follow
+    prefillers = np.clip(np.ceil(np.minimum(able_d, asked) * p.service_s[i] / BUSIEST - 1e-9), 1.0, prefillers)
     able_p = BUSIEST * prefillers / p.service_s[i]
-    rate = np.minimum(able_p, able_d)
     used = prefillers * p.gpus[i] + decoders * d.gpus[j]
-    clusters = (problem.cluster, (other or problem).cluster)
-    slower = min(clusters, key=lambda c: c.tiers[-1].bytes_per_s)
-    together = int(used.max()) if other is None else sum(c.n_gpus for c in clusters)
-    moved = transfer_s(p.hw, float(p.cache_bytes[i]), float(d.cache_bytes[j]), slower, together)
-    offset = problem.constant("serving_ttft_offset_s")
+    moved = _moving_s(problem, other, p, i, d, j, int(used.max()))
+    service, tpot = p.service_s[i] / prefillers, float(d.latency_s[j])
+    alone = p.latency_s[i] + moved + problem.constant("serving_ttft_offset_s")
 
-    def first_token(at: Array) -> Array:
-        busy = at * p.service_s[i] / prefillers
-        return np.asarray(waiting_s(p.service_s[i] / prefillers, busy) + p.latency_s[i] + moved + offset)
+    rate, bound = np.minimum(able_p, able_d), np.where(able_p < able_d, "prefill", "decode").astype(object)
 
-    tpot = float(d.latency_s[j])
-    bound = np.where(able_p < able_d, "prefill", "decode").astype(object)
-    if work.concurrency:
-        held = work.concurrency / (first_token(rate) + tpot * (work.osl - 1))
-        bound[held < rate] = "requests in flight"
-        rate = np.minimum(rate, held)
-    ttft = first_token(rate)
-    ok = np.ones(len(rate), dtype=bool)
+    def at_most(limit: Array | float, why: str) -> None:
+        nonlocal rate
+        bound[limit < rate] = why
+        rate = np.minimum(rate, limit)
+
+    at_most(asked, "request rate")
     if work.ttft_limit_s is not None:
-        ok &= ttft <= work.ttft_limit_s
+        busy = busy_at(service, np.maximum(work.ttft_limit_s - alone, 0.0))
+        at_most(busy / service, "TTFT limit")
+    if (in_flight := work.concurrency or (1 if work.goal == "latency" and not work.paced else None)) is not None:
+        first = waiting_s(service, rate * service) + alone
+        at_most(in_flight / (first + tpot * (work.osl - 1)), "requests in flight")
+    ttft = waiting_s(service, rate * service) + alone
+    ok = rate > 0
+    if work.ttft_limit_s is not None:
+        ok &= ttft <= work.ttft_limit_s * (1 + 1e-9)
     if work.request_rate_per_s is not None:
-        ok &= rate >= work.request_rate_per_s
+        ok &= rate >= work.request_rate_per_s * (1 - 1e-9)
     if not ok.any():
         return None
     everything = total if other is None else total + here
@@ -228,9 +246,15 @@ def _matched(
     )  # fmt: skip
 
 
-def _counted(instance: Strategy, n: int) -> Strategy:
-    from attrs import evolve
+def _moving_s(problem: Problem, other: Problem | None, p: _Side, i: int, d: _Side, j: int, used: int) -> float:
+    """Seconds that a prompt's cache is under way, over the slower of the pools' clusters."""
+    clusters = (problem.cluster, (other or problem).cluster)
+    slower = min(clusters, key=lambda c: c.tiers[-1].bytes_per_s)
+    together = used if other is None else sum(c.n_gpus for c in clusters)
+    return transfer_s(p.hw, float(p.cache_bytes[i]), float(d.cache_bytes[j]), slower, together)
 
+
+def _counted(instance: Strategy, n: int) -> Strategy:
     return evolve(instance, dp=n)
 
 

@@ -30,6 +30,11 @@ def evaluate_inference(problem: Problem, batch: StrategyBatch, host: Host) -> Ev
     """
     memory = serving_memory(problem, batch, host)
     in_flight = concurrency_of(ServingHardware(problem), batch, memory, problem.calibration)
+    return evaluate_at(problem, batch, memory, in_flight)
+
+
+def evaluate_at(problem: Problem, batch: StrategyBatch, memory: ServingMemory, in_flight: Array) -> Evaluation:
+    """Deployments with the given number of requests in flight over all instances, [S]; ``memory`` is theirs."""
     figures = _evaluation(problem, batch, memory, in_flight)
     if problem.calibration is None:
         return figures
@@ -92,4 +97,5 @@ def _evaluation(problem: Problem, batch: StrategyBatch, memory: ServingMemory, i
         tight=fits & (memory.max_concurrency * dp < concurrency),
         memory={**memory.by_cause, "kv_cache": np.maximum(memory.kv_cache_bytes, 0.0)},
         serving=serving,
+        cache=memory,
     )

@@ -8,6 +8,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
+from autoparallel_core.cost.serving_memory import ServingMemory
 from autoparallel_core.cost.training import TrainingBatch
 from autoparallel_core.spec.strategy import StrategyBatch
 
@@ -34,6 +35,8 @@ class Evaluation:
     """Bytes by cause on the deciding stage; sums to ``allocated_bytes``."""
     serving: Mapping[str, Array] = field(factory=dict)
     """Inference only: the fields of ServingFigures."""
+    cache: ServingMemory | None = None
+    """Inference only: what the KV cache of each strategy holds."""
     training: TrainingBatch | None = None
     blame: Mapping[str, str] = field(factory=dict)
     """Cause → plugin that added it."""

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+
+from autoparallel_core.cost.serving_policy import scheduler_limits
 from autoparallel_core.search.evaluation import Evaluation
+from autoparallel_core.search.price import price_per_million_tokens
 from autoparallel_core.search.result import CostBreakdown, MemoryBreakdown, Plan, ServingFigures, StageMemory
 from autoparallel_core.spec.problem import Problem
+
+_ANY_LENGTH = 1 << 39
+"""A cache that holds requests of so many tokens holds any: all its layers have windows or states."""
 
 
 def serving_plan_at(problem: Problem, evaluation: Evaluation, i: int) -> Plan:
@@ -13,20 +22,17 @@ def serving_plan_at(problem: Problem, evaluation: Evaluation, i: int) -> Plan:
     s = {k: float(v[i]) for k, v in evaluation.serving.items()}
     stage = int(s["deciding_stage"])
     causes = {k: float(v[i]) for k, v in evaluation.memory.items() if v[i]}
-    waiting = problem.inference.concurrency or 0
-    notes: tuple[str, ...] = ()
-    if evaluation.fits[i] and waiting > s["max_concurrency"]:
-        held = f"{waiting} requests are asked for at once and the KV cache holds {s['max_concurrency']:.0f} of full length: "
-        notes = (held + "the others wait (or are preempted), which the time to first token includes",)
-    if problem.inference.assumed_in_flight is not None:
-        n = s["concurrency"]
-        notes = (f"{n:,.0f} request{'s' if round(n) != 1 else ''} in flight over all instances", *notes)
-    longest, asked = problem.arch.longest_context, problem.inference.context_tokens
-    if longest is not None and asked > longest:
-        words = f"requests of {asked:,} tokens pass the {longest:,} positions that the model's config allows: "
-        notes = (words + "engines refuse them unless rope scaling or their length limit is raised", *notes)
-    if problem.inference.osl == 1:
-        notes = (*notes, "a request of one output token has no time between tokens: its TPOT is zero")
+    work, gpus = problem.inference, int(s["instances"] * s["gpus_per_instance"])
+    running = s["batch_per_instance"] * s["instances"]
+
+    def end_to_end(first_s: float, between_s: float) -> float:
+        return (first_s + between_s * (work.osl - 1)) / work.osl
+
+    def price(tokens: int) -> float | None:
+        """Of a million tokens, ``tokens`` of them per request."""
+        rate = s["requests_per_s"] * tokens
+        return price_per_million_tokens(rate, gpus, work.gpu_hour_price) if work.gpu_hour_price and rate > 0 else None
+
     layers = problem.arch.num_layers // strategy.pp
     reserved = float(evaluation.reserved_bytes[i])
     # what does not fit has a cache too small for the longest request: the peak counts what it lacks
@@ -57,8 +63,55 @@ def serving_plan_at(problem: Problem, evaluation: Evaluation, i: int) -> Plan:
             output_tokens_per_s_per_gpu=s["output_tokens_per_s_per_gpu"],
             requests_per_s=s["requests_per_s"],
             max_concurrency=int(s["max_concurrency"]),
+            concurrency=s["concurrency"],
+            waiting=max(s["concurrency"] - running, 0.0),
+            kv_use=min(running / s["max_concurrency"], 1.0) if s["max_concurrency"] else 1.0,
+            longest_request_tokens=_longest_request(evaluation, i, max(s["batch_per_instance"], 1.0)),
+            e2e_tpot_interval_s=(end_to_end(s["ttft_low_s"], s["tpot_low_s"]), end_to_end(s["ttft_high_s"], s["tpot_high_s"])),
+            price_per_million_output_tokens=price(work.osl),
+            price_per_million_tokens=price(work.context_tokens),
             activation_bytes_per_gpu=s["activation_bytes_per_gpu"],
             non_torch_bytes_per_gpu=s["non_torch_bytes_per_gpu"],
-            notes=notes,
+            notes=_notes(problem, s, running) if evaluation.fits[i] else (),
         ),
     )
+
+
+def _longest_request(evaluation: Evaluation, i: int, together: float) -> int | None:
+    """Most tokens per request at which ``together`` of them have room on one instance."""
+    if evaluation.cache is None:
+        return None
+    longest = int(evaluation.cache.take(np.array([i])).longest_context(together)[0])
+    return longest if longest < _ANY_LENGTH else None
+
+
+def _notes(problem: Problem, s: Mapping[str, float], running: float) -> tuple[str, ...]:
+    """What to know about the figures, in sentences."""
+    work, out = problem.inference, list[str]()
+    longest, asked = problem.arch.longest_context, work.context_tokens
+    if longest is not None and asked > longest:
+        out.append(
+            f"requests of {asked:,} tokens pass the {longest:,} positions that the model's config allows: "
+            "engines refuse them unless rope scaling or their length limit is raised"
+        )
+    if work.assumed_in_flight is not None:
+        n = s["concurrency"]
+        out.append(f"{n:,.0f} request{'s' if round(n) != 1 else ''} in flight over all instances")
+    if (work.concurrency or 0) > running + 0.5:
+        out.append(_queue(problem, s, running))
+    if work.osl == 1:
+        out.append("a request of one output token has no time between tokens: its TPOT is zero")
+    return tuple(out)
+
+
+def _queue(problem: Problem, s: Mapping[str, float], running: float) -> str:
+    """What happens to more requests than run together: they wait, and where the cache is over-committed some start again."""
+    asked, held = problem.inference.concurrency or 0, s["max_concurrency"]
+    text = f"of {asked:,} requests in flight {running:,.0f} run together and {asked - running:,.0f} wait for a place, "
+    text += "which the time to first token includes: "
+    limit = scheduler_limits(problem).max_num_seqs
+    if running < held:
+        text += f"the engine runs at most {limit:,} sequences together (--max-num-seqs), "
+        return text + f"though its KV cache holds {held:,.0f}"
+    text += f"the KV cache holds {held:,.0f} of full length"
+    return text + ("; more start, and some are preempted as they grow" if running > held else "")

@@ -120,9 +120,27 @@ class ServingFigures:
     requests_per_s: float
     max_concurrency: int
     """Requests of the asked length that the KV cache of all instances holds at once."""
+    concurrency: float = 0.0
+    """Requests in flight over all instances."""
+    waiting: float = 0.0
+    """Of the requests in flight, those that wait for a place at an instance."""
+    kv_use: float = 0.0
+    """Share of the KV cache that the requests which run together fill when all have reached their full length, at most 1."""
+    longest_request_tokens: int | None = None
+    """Longest request at which as many of them still have room in the KV cache; None: nobody looked."""
+    e2e_tpot_interval_s: tuple[float, float] = (0.0, 0.0)
+    price_per_million_output_tokens: float | None = None
+    """At the workload's price of a GPU and hour, for the GPUs in use."""
+    price_per_million_tokens: float | None = None
+    """The same over input and output tokens together."""
     activation_bytes_per_gpu: float = 0.0
     non_torch_bytes_per_gpu: float = 0.0
     notes: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in use."""
+        return self.instances * self.gpus_per_instance
 
 
 @frozen
@@ -149,6 +167,8 @@ class PlannedStage:
     embedding: bool = False
     head: bool = False
     """With the loss and the layers for multi-token prediction."""
+    offloaded: int = 0
+    """First layers whose activations wait in host memory."""
 
     @property
     def n_layers(self) -> int:

@@ -1,7 +1,8 @@
 """How many requests are in flight at each deployment when the workload does not say.
 
-As many as the cache holds at their full length; under limits on TTFT or TPOT the most that keep them; for the goal
-``latency`` one in the whole cluster, or the fewest that serve the request rate asked for. Each is then priced as a closed
+As many as the cache holds at their full length; under limits on TTFT or TPOT the most that keep them; for the goals
+``latency`` and ``cost`` the fewest that serve the request rate asked for; for ``latency`` without a rate one in the whole
+cluster. Each is then priced as a closed
 loop at that concurrency, so that stating it gives the same figures. Axis legend: S strategies.
 """
 
@@ -54,11 +55,10 @@ def concurrency_of(
         demand = evolve(Demand.of(problem, S), concurrency=per_instance * dp)
         return steady_state(hw, batch, memory.kv_tokens_per_instance, demand)
 
-    if work.goal == "latency":
-        rate = work.request_rate_per_s
-        if rate is None:
-            return np.ones(S)
+    if work.paced and (rate := work.request_rate_per_s) is not None:
         return np.minimum(_largest(lambda n: at(n).requests_per_s < rate, most) + 1.0, most) * dp
+    if work.goal == "latency":
+        return np.ones(S)
     if work.ttft_limit_s is None and work.tpot_limit_s is None:
         return most * dp
 

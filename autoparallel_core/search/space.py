@@ -134,6 +134,8 @@ def _data_parallel(problem: Problem, space: Space) -> Table:
 def inference_layouts(problem: Problem, space: Space) -> Table:
     """Every (tp, pp, attn_dp, ep) of one instance, with as many instances (dp) as the cluster holds: int64[R].
 
+    Where the cheapest deployment for a request rate is asked for, with every number of instances up to that.
+
     An instance is tp·attn_dp·pp GPUs; experts split over its tp·attn_dp ranks, ep ways by expert and the rest by
     width (etp). GPUs left over by whole instances stay idle.
     """
@@ -147,6 +149,8 @@ def inference_layouts(problem: Problem, space: Space) -> Table:
     stages = space.pp or [d for d in steps if d <= problem.arch.num_layers]
     t = cross(t, "pp", stages, lambda t: t["tp"] * t["attn_dp"] * t["pp"] <= n)
     t["dp"] = n // (t["tp"] * t["attn_dp"] * t["pp"])
+    if problem.inference.goal == "cost" and problem.inference.paced:  # fewer instances may do
+        t = cross_by(t | {"most": t["dp"]}, "dp", "most", axes.instance_counts)
     if moe:
         t = cross(t, "ep", axes.expert_parallel(problem, space), lambda t: (t["tp"] * t["attn_dp"]) % t["ep"] == 0)
         t["etp"] = t["tp"] * t["attn_dp"] // t["ep"]

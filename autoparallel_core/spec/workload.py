@@ -58,6 +58,8 @@ class TrainingWorkload:
     recompute_allowed: bool = True
     optimizer_cpu_offload: bool | None = None
     """True: required, False: forbidden, None: the search may choose."""
+    activation_cpu_offload: bool = False
+    """Whether plans may keep activations of some layers in host memory."""
     grad_reduce_in_fp32: bool = True
     lora_rank: int = 16
     software: Software | None = None

@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 
 DOC = (Path(__file__).resolve().parents[3] / "docs/reference/json.md").read_text(encoding="utf-8")
-OBJECTS = {"a plan": "plan", "a model": "model", "a cluster": "cluster", "an engine": "engine", "a workload": "workload"}
+OBJECTS = {
+    "a plan": "plan", "a model": "model", "a cluster": "cluster", "an engine": "engine", "a workload": "workload",
+    "a load point": "point",
+}  # fmt: skip
 HOLDERS = {
     "strategies[]": "plan", "pareto[]": "plan", "nearest_miss": "plan", "plan": "plan", "best": "plan",
     "model": "model", "cluster": "cluster", "engine": "engine", "workload": "workload",
+    "frontier.points[]": "point", "frontier.goodput": "point", "usable.best": "point",
+    "disaggregated.aggregated_at_same_speed[]": "point",
 }  # fmt: skip
 
 
@@ -90,6 +95,7 @@ def test_the_bare_form(cli, small, model):
         [
             cli(*small, "--pareto", "--top", "2").json,
             cli(*small, "--mode", "inference", "--pareto", "--top", "2").json,
+            cli(*small, "--mode", "inference", "--disaggregate", "--isl", "7000", "--gpu-hour-price", "2").json,
             cli(*short).json,
             cli(*short, "--find-min-nodes").json,
         ],

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import autoparallel_core as ap
-from autoparallel_core.cost.serving_disagg import BUSIEST, decode_instances, prefill_instances, transfer_s, waiting_s
+from autoparallel_core.cost.serving_disagg import BUSIEST, busy_at, decode_instances, prefill_instances, transfer_s, waiting_s
 from autoparallel_core.cost.serving_hardware import ServingHardware
 from autoparallel_core.cost.serving_load import Demand, steady_state
 from autoparallel_core.errors import SpecError
@@ -66,6 +66,26 @@ def test_requests_in_flight_bound_the_rate_by_little_s_law() -> None:
     assert d.requests_per_s * (d.ttft_s + d.tpot_s * 255) <= 4 * (1 + 1e-9)
 
 
+def test_a_limit_on_ttft_lowers_the_rate_to_where_it_holds() -> None:
+    free = asked(8)[0]
+    limit = 0.9 * free.ttft_s
+    bound = asked(8, ttft_limit_s=limit)
+    assert bound
+    assert all(d.ttft_s <= limit * (1 + 1e-6) for d in bound)
+    held = next((d for d in bound if d.bound == "TTFT limit"), None)
+    if held is not None:
+        assert held.ttft_s == pytest.approx(limit)
+        assert held.requests_per_s < min(BUSIEST * held.prefill.requests_per_s, held.decode.requests_per_s)
+
+
+def test_the_goal_cost_takes_the_fewest_gpus_for_the_rate() -> None:
+    rate = asked(8)[0].requests_per_s / 4
+    cheap = asked(8, goal="cost", request_rate_per_s=rate)[0]
+    assert cheap.requests_per_s == pytest.approx(rate)
+    assert cheap.bound == "request rate"
+    assert cheap.gpus < asked(8)[0].gpus
+
+
 def test_latency_takes_the_fastest_pair() -> None:
     fast, much = asked(16, goal="latency", concurrency=4)[0], asked(16)[0]
     assert fast.ttft_s + 255 * fast.tpot_s < much.ttft_s + 255 * much.tpot_s
@@ -99,6 +119,11 @@ def test_waiting_follows_the_known_formula() -> None:
     # M/D/1 at half load: half a service time
     assert waiting_s(np.array([2.0]), np.array([0.5]))[0] == pytest.approx(1.0)
     assert waiting_s(np.array([2.0]), np.array([0.0]))[0] == 0
+
+
+def test_how_busy_a_server_may_be_is_the_inverse_of_the_wait() -> None:
+    busy, service = np.linspace(0.05, 0.95, 7), np.array([0.3])
+    assert busy_at(service, waiting_s(service, busy)) == pytest.approx(busy)
 
 
 def test_a_decode_instance_is_a_closed_loop_without_prompts() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import autoparallel_core as ap
-from autoparallel_core.search.frontier import Frontier, frontier, price_per_million_tokens
+from autoparallel_core.search.frontier import Frontier, frontier
+from autoparallel_core.search.price import price_per_million_tokens
 from autoparallel_core.testing.toys import toy_dense_arch, toy_gpu
 
 HOST = ap.host()
