@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from autoparallel_core.errors import RuleViolation as RuleViolation
     from autoparallel_core.errors import SpecError as SpecError
     from autoparallel_core.errors import UnknownPlugin as UnknownPlugin
+    from autoparallel_core.errors import VerificationFailed as VerificationFailed
     from autoparallel_core.hookspecs import hookimpl as hookimpl
     from autoparallel_core.host import Host as Host
     from autoparallel_core.host import LocalPlugin as LocalPlugin
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from autoparallel_core.models import build_arch as build_arch
     from autoparallel_core.models import load_model as load_model
     from autoparallel_core.module_planning import apply as apply
+    from autoparallel_core.module_planning import build_module as build_module
     from autoparallel_core.module_planning import plan as plan
+    from autoparallel_core.module_planning import verify as verify
     from autoparallel_core.problem import make_problem as make_problem
     from autoparallel_core.search.api import search as search
     from autoparallel_core.search.evaluate import evaluate as evaluate
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from autoparallel_core.search.rules import violations as violations
     from autoparallel_core.spec.module_plan import ModulePlan as ModulePlan
     from autoparallel_core.spec.module_plan import read_module_plan as read_module_plan
+    from autoparallel_core.spec.module_source import ModuleSource as ModuleSource
     from autoparallel_core.spec.problem import EngineSpec as EngineSpec
     from autoparallel_core.spec.problem import Problem as Problem
     from autoparallel_core.spec.rule import Rule as Rule
@@ -62,16 +66,18 @@ _WHERE = {
     "cluster": ("build_cluster", "read_cluster_toml"),
     "errors": (
         "AutoparallelError", "Infeasible", "PluginConflict", "PluginContract", "RuleViolation", "SpecError", "UnknownPlugin",
+        "VerificationFailed",
     ),
     "hookspecs": ("hookimpl",),
     "host": ("Host", "LocalPlugin", "PluginInfo"),
     "models": ("build_arch", "load_model"),
-    "module_planning": ("apply", "plan"),
+    "module_planning": ("apply", "build_module", "plan", "verify"),
     "problem": ("make_problem",),
     "search.evaluate": ("evaluate",),
     "search.explain": ("explain_strategy",),
     "search.rules": ("rules_for", "violations"),
     "spec.module_plan": ("ModulePlan", "read_module_plan"),
+    "spec.module_source": ("ModuleSource",),
     "spec.problem": ("EngineSpec", "Problem"),
     "spec.rule": ("Rule",),
     "spec.space": ("Space",),

@@ -39,3 +39,9 @@ class Infeasible(AutoparallelError):
     """The question is valid but nothing fits; the message says what is missing and by how much."""
 
     exit_code = 3
+
+
+class VerificationFailed(AutoparallelError):
+    """A replayed plan does not compute what the module computes; the message says by how much."""
+
+    exit_code = 3

@@ -344,6 +344,9 @@ class PlannerHooks:
             @hookimpl
             def module_planner():
                 class Replicating:
+                    def build(self, source):
+                        return BuiltModule(module=None, inputs={})
+
                     def plan(self, module, args, kwargs, request):
                         return ModulePlan({"mesh": {"names": request.mesh_names, "sizes": request.mesh_sizes}})
 

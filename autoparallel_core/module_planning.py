@@ -1,6 +1,6 @@
-"""Plan a module as it is, rather than a described model: the public ``plan`` and ``apply``.
+"""Plan a module as it is, rather than a described model: the public ``plan``, ``apply`` and ``verify``.
 
-A plugin traces and replays (hook ``module_planner``); the core gives it the cluster, and keeps the plan's document.
+A plugin builds, traces and replays (hook ``module_planner``); the core gives it the cluster, and keeps the plan's document.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from autoparallel_core.spec.module_plan import ModulePlan, ModulePlanner, Module
 if TYPE_CHECKING:
     from autoparallel_core.host import Host
     from autoparallel_core.spec.cluster import Cluster
+    from autoparallel_core.spec.module_source import BuiltModule, ModuleSource
 
 
 def plan(
@@ -31,6 +32,7 @@ def plan(
     memory_limit_bytes: float | None = None,
     optimizer_bytes: float | None = None,
     time_limit_s: float = 120.0,
+    source: ModuleSource | None = None,
     host: Host | None = None,
     **options: Any,
 ) -> ModulePlan:
@@ -47,6 +49,7 @@ def plan(
         memory_limit_bytes: per GPU; None takes what the GPU has.
         optimizer_bytes: state per parameter; None takes Adam's.
         time_limit_s: for the search.
+        source: how the module was made, for the plan to record.
         host: the plugins.
         options: what else the planner documents.
 
@@ -58,17 +61,19 @@ def plan(
     from autoparallel_core.host import host as default_host
 
     plugins = host or default_host()
-    names, sizes = _mesh(mesh)
+    names, sizes = parse_mesh(mesh)
     if sizes and n_gpus is not None and prod(sizes) != n_gpus:
         raise SpecError(f"mesh {mesh} takes {prod(sizes)} GPUs, not {n_gpus}")
     count = prod(sizes) if sizes else n_gpus
     if cluster is None:
         if count is None:
             raise SpecError("a searched mesh needs the number of GPUs: give n_gpus")
-        preset = plugins.gpu(gpu) if gpu is not None else _default_gpu(plugins)
+        preset = plugins.gpu(gpu) if gpu is not None else default_gpu(plugins)
         cluster = build_cluster(preset, count)
     elif count is not None and cluster.n_gpus != count:
         raise SpecError(f"the mesh takes {count} GPUs and the cluster has {cluster.n_gpus}")
+    if cluster.kinds:
+        raise SpecError("modules are planned on GPUs of one kind, and the cluster has several")
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (_positional(inputs), {})
     request = ModuleRequest(
         cluster=cluster,
@@ -80,7 +85,51 @@ def plan(
         time_limit_s=time_limit_s,
         options=options,
     )
-    return planner_of(plugins).plan(module, args, kwargs, request)
+    made = planner_of(plugins).plan(module, args, kwargs, request)
+    return ModulePlan({**made.document, "source": None if source is None else source.document()})
+
+
+def build_module(source: ModuleSource, *, host: Host | None = None) -> BuiltModule:
+    """The module that a source describes, and the arguments of one call, without their data.
+
+    Raises:
+        SpecError: a function cannot be imported or fails, or no class is known for the configuration.
+    """
+    from autoparallel_core.host import host as default_host
+
+    return planner_of(host or default_host()).build(source)
+
+
+def verify(
+    plan: ModulePlan | Path | str,
+    module: Any = None,
+    inputs: Any = None,
+    *,
+    source: ModuleSource | None = None,
+    host: Host | None = None,
+    **options: Any,
+) -> Mapping[str, Any]:
+    """Replay a plan on the CPU, on a reduced copy of the module, and compare with the unsharded module.
+
+    Args:
+        plan: the plan, or its file.
+        module: the module or a smaller one of the same structure, with ``inputs``; None builds it as the plan records.
+        inputs: arguments of one call, a mapping or a sequence.
+        source: how to build the module, instead of what the plan records.
+        host: the plugins.
+        options: what else the planner documents: ``processes``, ``seed``, ``reduce``.
+
+    Returns:
+        Figures by name; ``passed`` says whether they agree.
+
+    Raises:
+        SpecError: there is no module to verify on, or it is another one than was planned.
+    """
+    from autoparallel_core.host import host as default_host
+
+    found = plan if isinstance(plan, ModulePlan) else read_module_plan(plan)
+    given = {"module": module, "inputs": inputs} if module is not None else {"source": source}
+    return planner_of(host or default_host()).verify(found, {**given, **options})
 
 
 def apply(module: Any, plan: ModulePlan | Path | str, mesh: Any = None, *, host: Host | None = None, **options: Any) -> Any:
@@ -110,7 +159,8 @@ def planner_of(host: Host) -> ModulePlanner:
     return found
 
 
-def _mesh(mesh: str | Mapping[str, int]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def parse_mesh(mesh: str | Mapping[str, int]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Names and sizes of ``dp=32,tp=8``, outermost first; none for ``auto``. Raises SpecError when it cannot be read."""
     if isinstance(mesh, Mapping):
         mesh = ",".join(f"{k}={v}" for k, v in mesh.items())
     if mesh.strip() == "auto":
@@ -131,8 +181,9 @@ def _positional(inputs: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
 
 
-def _default_gpu(host: Host) -> Any:
+def default_gpu(host: Host) -> Any:
+    """The preset that is planned for when none is named. Raises SpecError when no or several plugins claim it."""
     defaults = [g for g in host.gpus().values() if g.default]
     if len(defaults) != 1:
-        raise SpecError("no GPU is named and the installed plugins give no single default: give gpu")
+        raise SpecError("no GPU is named and the installed plugins give no single default; name one")
     return defaults[0]

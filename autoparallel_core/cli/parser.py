@@ -56,5 +56,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (?:-\w/)?", "", message)
         message = re.sub(r": expected (one|at least one) argument$", " needs a value", message)
+        if m := re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)$", message):
+            known = [w.strip(" '") for w in m[2].split(",")]
+            message = f"unknown word '{m[1]}' behind {self.prog}{suggestion(m[1], known) or '; known: ' + ', '.join(known)}"
         message = re.sub(r": ignored explicit argument '(.*)'$", r" takes no value, but was given '\1'", message)
         raise SpecError(message)

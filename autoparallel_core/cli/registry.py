@@ -33,6 +33,9 @@ COMMANDS: dict[str, Command] = {
         Command("explain", f"{_ROOM}.explain", "where one strategy's time and memory go, and what would help most"),
         Command("check", f"{_ROOM}.check", "whether a launch script or a strategy is legal and fits, before it runs"),
         Command("export", f"{_ROOM}.export", "write the launch files of a strategy"),
+        Command(
+            "plan", f"{_ROOM}.plan", "place a module's parameters and operators on a device mesh; show, compare, verify plans"
+        ),
         Command("validate", f"{_ROOM}.validate", "predict measured runs and compare"),
         Command("calibrate", f"{_ROOM}.calibrate", "learn from your own measured runs how far predictions are off"),
         Command("profile", f"{_ROOM}.profile", "measure this machine or cluster, or import measurements"),

@@ -211,12 +211,12 @@ def check_result(result: Any, _: Mapping[str, Any]) -> str | None:
 
 
 def check_module_planner(result: Any, _: Mapping[str, Any]) -> str | None:
-    """``module_planner``: an object with its three methods."""
+    """``module_planner``: an object with its four methods."""
     from autoparallel_core.spec.module_plan import ModulePlanner
 
     if isinstance(result, ModulePlanner):
         return None
-    return f"must return an object with the methods plan, apply and verify, not {kind_of(result)}"
+    return f"must return an object with the methods build, plan, apply and verify, not {kind_of(result)}"
 
 
 CHECKS: Mapping[str, Check] = {

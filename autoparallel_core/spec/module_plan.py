@@ -15,6 +15,7 @@ from attrs import field, frozen
 
 from autoparallel_core.errors import SpecError
 from autoparallel_core.spec.cluster import Cluster
+from autoparallel_core.spec.module_source import BuiltModule, ModuleSource
 
 SCHEMA = "autoparallel.module-plan"
 VERSION = 1
@@ -47,13 +48,23 @@ class ModulePlan:
         return float(self.document["search"]["gap"])
 
     @property
+    def source(self) -> ModuleSource | None:
+        """How the module was made; None when it was given as an object."""
+        found = self.document.get("source")
+        return ModuleSource.of(found) if found else None
+
+    @property
     def placements(self) -> dict[str, str]:
         """Parameter name → its placement, one word per mesh dimension."""
         return {name: str(p["placement"]) for name, p in self.document["parameters"].items()}
 
+    def text(self) -> str:
+        """The document as JSON."""
+        return json.dumps(self.document, separators=(",", ":"), allow_nan=False) + "\n"
+
     def save(self, path: Path | str) -> None:
-        """Write the document as JSON."""
-        Path(path).write_text(json.dumps(self.document, separators=(",", ":"), allow_nan=False) + "\n", encoding="utf-8")
+        """Write the document."""
+        Path(path).write_text(self.text(), encoding="utf-8")
 
 
 def read_module_plan(path: Path | str) -> ModulePlan:
@@ -101,6 +112,9 @@ class ModuleRequest:
 @runtime_checkable
 class ModulePlanner(Protocol):
     """Traces a module, finds its placements, and replays them."""
+
+    def build(self, source: ModuleSource) -> BuiltModule:
+        """The module and its inputs without their data (on the meta device), as ``plan`` takes them."""
 
     def plan(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], request: ModuleRequest) -> ModulePlan:
         """The plan of least predicted step time that fits."""

@@ -13,10 +13,17 @@ from autoparallel_core.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     from autoparallel_core.spec.module_plan import ModulePlan, ModulePlanner, ModuleRequest
+    from autoparallel_core.spec.module_source import BuiltModule, ModuleSource
 
 
 class PyTorchPlanner:
     """See ``autoparallel_core.spec.module_plan.ModulePlanner``."""
+
+    def build(self, source: ModuleSource) -> BuiltModule:
+        _torch()
+        from autoparallel_pytorch.sources import build
+
+        return build(source)
 
     def plan(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], request: ModuleRequest) -> ModulePlan:
         _torch()
@@ -32,9 +39,10 @@ class PyTorchPlanner:
 
     def verify(self, plan: ModulePlan, options: Mapping[str, Any]) -> Mapping[str, Any]:
         _torch()
+        from autoparallel_pytorch.sources import to_verify
         from autoparallel_pytorch.verify import verify
 
-        return verify(plan, options)
+        return verify(plan, to_verify(plan, options))
 
 
 def _torch() -> None:
@@ -42,6 +50,16 @@ def _torch() -> None:
         import torch  # noqa: F401
     except ImportError:
         raise SpecError("planning a module needs PyTorch: pip install 'autoparallel-advisor[torch]'") from None
+
+
+def __getattr__(name: str) -> Any:
+    """What modules may call: loaded with torch when it is asked for."""
+    if name == "routed_experts":
+        _torch()
+        from autoparallel_pytorch.experts import routed_experts
+
+        return routed_experts
+    raise AttributeError(f"module {__name__} has no attribute {name}")
 
 
 @hookimpl

@@ -13,7 +13,7 @@ from autoparallel_pytorch import codec
 from autoparallel_pytorch.fingerprint import fingerprint
 from autoparallel_pytorch.formulate import KINDS, Slot
 from autoparallel_pytorch.graph import BACKWARD, DTYPE_BYTES
-from autoparallel_pytorch.placement import shards, text
+from autoparallel_pytorch.placement import Placements, shards, text
 from autoparallel_pytorch.program import Program, Step
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 POINTS = 400
 """Points of the memory timeline that a document keeps."""
 ALTERNATIVES = 6
+REASONS = 3
+NOTHING_S = 1e-8
+"""Of a step; less is no reason."""
 
 
 def document(module: torch.nn.Module, planning: Planning, found: Found) -> ModulePlan:
@@ -169,23 +172,37 @@ def _hubs(planning: Planning, found: Found) -> list[dict[str, Any]]:
 
 
 def _edges(planning: Planning, found: Found) -> list[dict[str, Any]]:
-    """Redistributions between classes, hubs included, that take time; and the plain ones without."""
+    """Who reads what of whom, hubs included: the placement given, the one taken (seen through the views between), the time."""
     out = []
+    slots, chosen = planning.form.slots, found.placements
     for (u, v, kind), table in planning.form.edges.items():
-        a, b = planning.form.slots[u], planning.form.slots[v]
-        p = a.outs[found.placements[u]]
-        q = b.outs[found.placements[v]]
+        given, taken = _between(planning, u, v, chosen)
         out.append(
             {
                 "from": u,
                 "to": v,
                 "kind": kind,
-                "seconds": float(table[found.placements[u], found.placements[v]]),
-                "given": text(p[0]) if p else "",
-                "taken": text(q[0]) if q else "",
+                "seconds": float(table[chosen[u], chosen[v]]),
+                "given": "; ".join(dict.fromkeys(text(slots[u].outs[chosen[u]][o]) for o in given)),
+                "taken": "; ".join(dict.fromkeys(text(p) for p in taken)),
             }
         )
     return out
+
+
+def _between(planning: Planning, u: int, v: int, chosen: Sequence[int]) -> tuple[list[int], list[Placements]]:
+    """Outputs of slot u that slot v reads, and how it takes them."""
+    form = planning.form
+    reader = form.slots[v]
+    own = reader.outs[chosen[v]][0] if reader.outs[chosen[v]] else ()
+    if reader.key[0] == "hub":
+        return [reader.key[2]], [own]
+    if reader.key[0] == "op" and not planning.graph.nodes[reader.node].placeholder:
+        read = [(i, form.inputs.get((reader.node, i))) for i in range(len(reader.ins[chosen[v]]))]
+        mine = [(i, at[1]) for i, at in read if at is not None and at[0] == u]
+        if mine:
+            return [o for _, o in mine], [reader.ins[chosen[v]][i] for i, _ in mine]
+    return [0], [own]  # a result of the module, or a parameter that takes its gradient
 
 
 class Alternatives:
@@ -215,7 +232,20 @@ class Alternatives:
         c, w = total["compute"], total["weights"]
         step = total["exchange"] + total["update"] + loss * (c + w) + (1 - loss) * np.maximum(c, w)
         order = [int(j) for j in np.argsort(step, kind="stable") if j != k and np.isfinite(step[j])]
-        return [_option(slot, j) | {"adds_s": float(step[j] - step[k])} for j in order[:ALTERNATIVES]]
+        return [
+            _option(slot, j) | {"adds_s": float(step[j] - step[k]), "because": self._because(i, j)} for j in order[:ALTERNATIVES]
+        ]
+
+    def _because(self, i: int, j: int) -> list[dict[str, Any]]:
+        """What gets dearer with option j, dearest first: the slot itself, or a neighbour that it gives to or takes from."""
+        chosen = self._found.placements
+        slot, k = self._planning.form.slots[i], chosen[i]
+        parts = [(i, kind, float(c[j] - c[k])) for kind, c in slot.cost.items()]
+        for kind, table, other, giving in self._around.get(i, ()):
+            row = table[:, chosen[other]] if giving else table[chosen[other], :]
+            parts.append((other, kind, float(row[j] - row[k])))
+        dearer = sorted((p for p in parts if p[2] > NOTHING_S), key=lambda p: -p[2])
+        return [{"slot": n, "kind": kind, "adds_s": s} for n, kind, s in dearer[:REASONS]]
 
 
 def _option(slot: Slot, k: int) -> dict[str, Any]:
@@ -257,6 +287,7 @@ def _memory(planning: Planning, found: Found, names: Sequence[str]) -> dict[str,
         "by_cause": dict(memory.by_cause),
         "limit_bytes": planning.limit_bytes,
         "timeline": [[i, float(memory.live[i])] for i in at],
+        "timeline_by_cause": {cause: [float(b[i]) for i in at] for cause, b in memory.over_time.items()},
         "forward_steps": found.program.n_forward,
     }
 

@@ -28,6 +28,8 @@ class Timeline:
     peak_step: int
     by_cause: Mapping[str, float]
     """At the peak; sums to it."""
+    over_time: Mapping[str, Array]
+    """After each step, by cause; sums to ``live``."""
 
 
 def timeline(program: Program, *, optimizer_bytes: float) -> Timeline:
@@ -75,9 +77,9 @@ def timeline(program: Program, *, optimizer_bytes: float) -> Timeline:
     by_cause = {cause: np.cumsum(d)[:n] for cause, d in deltas.items()}
     live = sum(by_cause.values(), np.zeros(n))
     if not n:
-        return Timeline(live, state, 0, dict.fromkeys(CAUSES, 0.0) | {"optimizer": state})
+        return Timeline(live, state, 0, dict.fromkeys(CAUSES, 0.0) | {"optimizer": state}, by_cause)
     at = int(np.argmax(live))
-    return Timeline(live, float(live[at]), at, {cause: float(b[at]) for cause, b in by_cause.items()})
+    return Timeline(live, float(live[at]), at, {cause: float(b[at]) for cause, b in by_cause.items()}, by_cause)
 
 
 def _elements(shape: tuple[int, ...]) -> int:

@@ -1,0 +1,1 @@
+"""Plans of modules for people: text tables and the page. The figures come from ``module_reading``."""
