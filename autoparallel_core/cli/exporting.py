@@ -48,6 +48,8 @@ def _stage_options(problem: Problem, plan: Plan) -> dict[str, Any]:
     if "uneven_stages" not in problem.engine.abilities and len({s.n_layers for s in plan.stages}) > 1:
         raise SpecError(f"{problem.engine.name} cuts pipeline stages evenly, so stages chosen one by one cannot be written")
     out: dict[str, Any] = {"chunks": tuple(s.layers[c] for c in range(len(plan.stages[0].layers)) for s in plan.stages)}
+    if plan.stages[0].offloaded:
+        return {"offloaded_layers": plan.stages[0].offloaded}
     if plan.strategy.recompute == RECOMPUTE.index("full"):
         out["recompute_first"] = tuple(_first(s.layers, sum(s.recomputed.values())) for s in plan.stages)
     return out

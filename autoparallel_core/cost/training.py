@@ -14,6 +14,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from autoparallel_core.cost.activation_offload import waiting_s
 from autoparallel_core.cost.data_parallel import Groups, optimizer_s, reduction_s
 from autoparallel_core.cost.hardware import TrainingHardware
 from autoparallel_core.cost.layer import CAUSES
@@ -88,6 +89,8 @@ def _seconds(
     trained = 0.0 if hw.frozen_weights else 1.0
     local = np.where(batch.zero > 0, dense / groups.shard + expert / groups.expert_shard, dense + expert) * trained
     seconds["optimizer"] = optimizer_s(problem, local, batch.offload, hw.hbm_bytes_per_s)
+    if problem.software.activation_offload_layers:
+        seconds["activation_offload"] = waiting_s(problem, stages, of_row, m)
     slow = problem.constant("straggler_per_doubling") * np.log2(max(problem.cluster.n_nodes, 1))
     seconds["straggler"] = reduce(np.add, seconds.values()) * slow
     return seconds

@@ -29,12 +29,14 @@ def plan(planner: str, problem: Problem, options: Mapping[str, Any]) -> SearchRe
     """
     if planner != NAME:
         return None
+    from attrs import evolve
+
     from autoparallel_core.planners.exhaustive import grid_search
     from autoparallel_core.search.rules import rules_for
     from autoparallel_core.spec.space import Space
 
     host = options["host"]
-    return grid_search(
+    result = grid_search(
         problem,
         host.search_space(problem) or Space(),
         rules_for(problem, host),
@@ -44,3 +46,7 @@ def plan(planner: str, problem: Problem, options: Mapping[str, Any]) -> SearchRe
         first_fit=options.get("first_fit", False),
         whole_load=options.get("whole_load", False),
     )
+    if problem.mode == "training" and problem.training.activation_cpu_offload:
+        note = "activations stay on the GPU: the two_level planner alone moves them to host memory"
+        return evolve(result, assumptions=(*result.assumptions, note))
+    return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _WORDS = {
+    "activation_offload": "waiting for activations",
     "all_reduce": "all-reduce",
     "all_to_all": "all-to-all",
     "bubble": "pipeline bubble",

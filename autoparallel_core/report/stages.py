@@ -73,6 +73,8 @@ def _columns(groups: Sequence[Sequence[PlannedStage]]) -> list[Column]:
         Column("memory", [f"{fmt.gigabytes(max(s.memory_bytes for s in g))} GB" for g in groups], words="{}"),
         Column("GPUs", [f"{s.gpus:,} {s.gpu}" for s in one], right=False, words="{} each"),
     ]
+    if any(s.offloaded for s in one):
+        columns.append(Column("in host memory", [f"{s.offloaded} layers" for s in one], words="activations of {} in host memory"))
     if len({s.strategy for s in one}) > 1:
         columns.append(Column("strategy", [_degrees(s) for s in one], right=False, words="{}"))
     return columns

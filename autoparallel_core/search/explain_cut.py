@@ -22,5 +22,7 @@ def explain_cut(problem: Problem, strategy: Strategy, cut: StageCut | None, host
     """Price one strategy with its breakdowns under a cut; None: the usual stages. Legality is not checked here."""
     if cut is None:
         return explain_strategy(problem, strategy, host)
+    if cut.offloaded:
+        problem = evolve(problem, software=evolve(problem.software, activation_offload_layers=cut.offloaded))
     priced = evaluate(problem, StrategyBatch.of([strategy]), host, layout=cut_layout(problem.arch, strategy.pp, cut))
     return evolve(plan_at(problem, priced, 0), cut=cut)

@@ -34,12 +34,16 @@ class Ability:
     """By which of its options, in words for the answer."""
 
 
-ABILITIES = ("uneven_stages", "recompute_by_stage", "recompute_by_layer", "strategy_by_stage", "strategy_by_layer")
+ABILITIES = (
+    "uneven_stages", "recompute_by_stage", "recompute_by_layer", "strategy_by_stage", "strategy_by_layer",
+    "host_activations",
+)  # fmt: skip
 """Names of abilities.
 
 ``uneven_stages``: any number of layers per (virtual) stage. ``recompute_by_stage``: each stage recomputes a number of its
 first layers of its own; ``recompute_by_layer``: any layers. ``strategy_by_stage``: stages of different meshes or degrees;
-``strategy_by_layer``: layers of different degrees.
+``strategy_by_layer``: layers of different degrees. ``host_activations``: the first layers of a single stage without
+recompute keep their activations in host memory.
 """
 
 

@@ -13,3 +13,5 @@ class StageCut:
     """Decoder layers of every virtual stage, in order."""
     full: tuple[tuple[int, ...], ...] | None = None
     """Layers under full recompute by stage and layer class; None: as the strategy says."""
+    offloaded: int = 0
+    """First layers of each stage whose activations wait in host memory."""

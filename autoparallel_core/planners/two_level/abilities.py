@@ -6,6 +6,7 @@ from typing import Literal
 
 from attrs import frozen
 
+from autoparallel_core.errors import SpecError
 from autoparallel_core.search.common_rules import parse_version
 from autoparallel_core.spec.problem import Ability, Problem
 
@@ -16,14 +17,25 @@ class Abilities:
 
     uneven: bool
     recompute: Literal["layer", "stage", "same"]
+    host_activations: bool
+    """Activations in host memory: the engine can, and the user lets it."""
     words: tuple[str, ...]
     """How the engine is told, or why the plan keeps to less."""
 
 
 def abilities_of(problem: Problem) -> Abilities:
-    """Read the engine's abilities at the problem's version."""
+    """Read the engine's abilities at the problem's version.
+
+    Raises:
+        SpecError: activations may go to host memory, and the engine cannot send them there.
+    """
     engine, version = problem.engine, problem.engine_version
     words = []
+    wanted, away = problem.training.activation_cpu_offload, _ability(problem, "host_activations")
+    if wanted and away is None:
+        raise SpecError(f"{engine.name} {version} keeps all activations on the GPU; leave --activation-offload out")
+    if wanted and away is not None:
+        words.append(f"activations in host memory: {away.how}")
     uneven = _ability(problem, "uneven_stages")
     if uneven is not None:
         words.append(f"stages of different size: {uneven.how}")
@@ -34,12 +46,12 @@ def abilities_of(problem: Problem) -> Abilities:
     by_layer, by_stage = _ability(problem, "recompute_by_layer"), _ability(problem, "recompute_by_stage")
     if by_layer is not None:
         words.append(f"recompute by layer: {by_layer.how}")
-        return Abilities(uneven is not None, "layer", tuple(words))
+        return Abilities(uneven is not None, "layer", wanted, tuple(words))
     if by_stage is not None:
         words.append(f"recompute by stage: {by_stage.how}")
-        return Abilities(uneven is not None, "stage", tuple(words))
+        return Abilities(uneven is not None, "stage", wanted, tuple(words))
     words.append(f"{engine.name} recomputes the same number of layers on every stage")
-    return Abilities(uneven is not None, "same", tuple(words))
+    return Abilities(uneven is not None, "same", wanted, tuple(words))
 
 
 def _ability(problem: Problem, name: str) -> Ability | None:

@@ -30,6 +30,8 @@ class Candidates:
 
     best_s: float = np.inf
     """Step of the best strategy that fits."""
+    host_activations: bool = False
+    """Whether strategies of one stage that do not fit may keep activations in host memory."""
     batches: list[StrategyBatch] = field(factory=list)
     bounds: list[Array] = field(factory=list)
 
@@ -39,12 +41,23 @@ class Candidates:
             self.best_s = min(self.best_s, float(e.total_s[e.fits].min()))
         bound = least_step_s(e)
         keep = (bound < self.best_s) & ((e.batch.pp > 1) | (e.batch.recompute == FULL)) & (e.batch.recompute_layers == 0)
+        if self.host_activations:
+            keep |= (bound < self.best_s) & (e.batch.pp == 1) & (e.batch.recompute == 0) & ~e.fits
         if keep.any():
             self.batches.append(e.batch.take(keep))
             self.bounds.append(bound[keep])
 
     def within(self, step_s: float) -> StrategyBatch:
-        """All strategies whose bound is below ``step_s``, the most promising first."""
+        """Strategies to be cut, or to recompute less, whose bound is below ``step_s``, the most promising first."""
+        batch = self._within(step_s)
+        return batch.take((batch.pp > 1) | (batch.recompute == FULL))
+
+    def singles(self, step_s: float) -> StrategyBatch:
+        """The same of strategies of one stage that need activations in host memory."""
+        batch = self._within(step_s)
+        return batch.take((batch.pp == 1) & (batch.recompute == 0))
+
+    def _within(self, step_s: float) -> StrategyBatch:
         if not self.batches:
             return StrategyBatch.from_columns(0)
         batch, bound = StrategyBatch.concat(self.batches), np.concatenate(self.bounds)

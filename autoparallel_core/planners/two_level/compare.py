@@ -16,10 +16,20 @@ def against_baseline(problem: Problem, plan: Plan, base: Plan, own: Plan) -> tup
         return ("no pipeline with stages chosen one by one beats the usual ones",)
     gain = speed(problem, plan) / speed(problem, base) - 1
     sentences = [f"{gain:+.1%} against the best pipeline with the usual stages, {base.notation}{_why(plan, base)}"]
-    if own.strategy != base.strategy:
+    if plan.stages[0].offloaded:
+        sentences.append(_away(plan))
+    elif own.strategy != base.strategy:
         does = "does not fit" if own.verdict == "does not fit" else f"takes {own.cost.total_s:.3g} s"
         sentences.append(f"with the usual stages the same strategy {does}{_why(plan, own)}")
     return tuple(s for s in (*sentences, _sizes(plan.stages), _recompute(plan.stages)) if s)
+
+
+def _away(plan: Plan) -> str:
+    """How many layers keep their activations in host memory, and what that costs."""
+    stage = plan.stages[0]
+    waits = plan.cost.seconds.get("activation_offload", 0.0)
+    cost = f"{waits:.3g} s of waiting for them" if waits else "all copies behind computation"
+    return f"activations of {stage.offloaded} of {stage.n_layers} layers wait in host memory, {cost}"
 
 
 def _why(plan: Plan, other: Plan) -> str:

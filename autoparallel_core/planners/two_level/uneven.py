@@ -19,6 +19,7 @@ from autoparallel_core.planners.two_level.abilities import Abilities, abilities_
 from autoparallel_core.planners.two_level.candidates import Candidates
 from autoparallel_core.planners.two_level.compare import against_baseline
 from autoparallel_core.planners.two_level.cutter import Cutter
+from autoparallel_core.planners.two_level.host_activations import host_activation_plans
 from autoparallel_core.planners.two_level.layouts import usual_plans
 from autoparallel_core.planners.two_level.simulated import SIMULATED
 from autoparallel_core.search.evaluate import evaluate
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 NAME = "two_level"
 COMPARED = 24
 """Plans of the grid that are simulated, to find the best even one."""
+_AWAY = 8
+"""Plans with activations in host memory that are ranked at least."""
 _NOTHING = 5e-4
 """Gains that print as 0.0%."""
 
@@ -62,12 +65,12 @@ def automatic_search(
     The result's ``chosen`` says which and why. Raises what :func:`grid_search` raises.
     """
     able, engine = abilities_of(problem), problem.engine.name
-    if not able.uneven and able.recompute == "same":
+    if not able.uneven and able.recompute == "same" and not able.host_activations:
         result = grid_search(problem, space, rules, host=host, top=top, progress=progress)
         return evolve(result, chosen=f"{engine} {problem.engine_version} runs every stage alike")
     start = _Start.of(problem, space, rules, host, top, progress)
     least, best = start.cutter.relax(start.seen), start.cutter.best_s
-    if least >= best * (1 - TIE):
+    if least >= best * (1 - TIE) and not able.host_activations:
         return start.as_grid(f"no other cut of the layers into stages would gain {TIE:.0%}" if start.even else "")
     found = start.cut()
     if not found.plans:
@@ -76,7 +79,8 @@ def automatic_search(
         return evolve(found, chosen="nothing fits with the usual stages")
     gain = found.plans[0].throughput / found.baseline.throughput - 1
     if found.plans[0].stages and gain > TIE:
-        return evolve(found, chosen=f"stages of their own size or recompute gain {gain:.1%} over the best usual ones")
+        what = "activations in host memory" if found.plans[0].stages[0].offloaded else "stages of their own size or recompute"
+        return evolve(found, chosen=f"{what} gain {gain:.1%} over the best usual ones")
     most = max(p.throughput / found.baseline.throughput - 1 for p in found.plans)
     little = f"gains {most:.1%}, less than a prediction can tell apart" if most > _NOTHING else "is no faster"
     return start.as_grid(f"the best other cut of the layers into stages {little}")
@@ -100,7 +104,8 @@ class _Start:
     def of(
         cls, problem: Problem, space: Space, rules: tuple[Rule, ...], host: Host | None, top: int, progress: Progress | None
     ) -> _Start:  # fmt: skip
-        begun, seen, able = time.perf_counter(), Candidates(), abilities_of(problem)
+        begun, able = time.perf_counter(), abilities_of(problem)
+        seen = Candidates(host_activations=able.host_activations)
 
         def collect(question: Problem, batch: StrategyBatch, plugins: Host | None) -> Evaluation:
             e = evaluate(question, batch, plugins)
@@ -126,14 +131,15 @@ class _Start:
         problem, host, grid, cutter = self.problem, self.host, self.grid, self.cutter
         cutter.cut()
         even = sorted(usual_plans(problem, self.even[: max(self.top, COMPARED)], host), key=_step_s)
-        plans = _ranked(problem, [*even, *cutter.plans()], self.top)
+        away = host_activation_plans(problem, self.seen.singles(cutter.best_s), host, keep=max(self.top, _AWAY))
+        plans = _ranked(problem, [*even, *cutter.plans(), *away], self.top)
         if plans and even:
             own = next(iter(usual_plans(problem, [explain_strategy(problem, plans[0].strategy, host)], host)))
             plans[0] = evolve(plans[0], reasons=(*against_baseline(problem, plans[0], even[0], own), *plans[0].reasons))
         return evolve(
             grid,
             plans=tuple(plans),
-            fitting=grid.fitting + cutter.fitting,
+            fitting=grid.fitting + cutter.fitting + len(away),
             evaluated=grid.evaluated + cutter.priced,
             nearest_miss=None if plans else grid.nearest_miss,
             planner=NAME,

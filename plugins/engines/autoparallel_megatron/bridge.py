@@ -50,6 +50,8 @@ def bridge_config(problem: Problem, s: Strategy, options: Mapping[str, Any]) -> 
         if backend:
             model["moe_flex_dispatcher_backend"] = backend
     model |= _recompute(problem, without(s, options))
+    if layers := options.get("offloaded_layers"):
+        model |= {"cpu_offloading": True, "cpu_offloading_num_layers": layers}
     model |= {"seq_length": work.seq_len, "make_vocab_size_divisible_by": 128}
     ddp: dict[str, Any] = {
         "use_distributed_optimizer": s.zero >= 1,

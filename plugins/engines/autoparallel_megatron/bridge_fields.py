@@ -14,6 +14,7 @@ FIELDS = {
     "sequence_parallel": "sp", "pipeline_model_parallel_layout": "layout", "num_layers_in_first_pipeline_stage": "first",
     "num_layers_in_last_pipeline_stage": "last", "account_for_embedding_in_pipeline_split": "account_embedding",
     "account_for_loss_in_pipeline_split": "account_loss", "recompute_granularity": "recompute_granularity",
+    "cpu_offloading_num_layers": "offloaded_layers",
     "recompute_method": "recompute_method", "recompute_num_layers": "recompute_layers", "recompute_modules": "recompute_modules",
     "moe_token_dispatcher_type": "dispatcher", "moe_flex_dispatcher_backend": "flex", "moe_enable_deepep": "old_deepep",
     "seq_length": "seq", "sequence_length": "seq", "micro_batch_size": "mbs", "global_batch_size": "gbs",

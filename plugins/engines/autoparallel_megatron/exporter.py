@@ -77,10 +77,18 @@ def _arrays(problem: Problem, s: Strategy, options: Mapping[str, Any]) -> list[s
     return [
         array("MODEL_ARGS", model_groups(facts, problem.training.seq_len, options.get("config") or {})),
         array("PARALLEL_ARGS", parallel_groups(problem, s, options.get("chunks", ()))),
-        array("TRAINING_ARGS", training_groups(problem, without(s, options))),
+        array("TRAINING_ARGS", [*training_groups(problem, without(s, options)), *_host_activations(options)]),
         array("DATA_ARGS", [mock]),
         *filter(None, [shell_lines(problem, s, options)]),
     ]
+
+
+def _host_activations(options: Mapping[str, Any]) -> list[Group]:
+    layers = options.get("offloaded_layers")
+    if not layers:
+        return []
+    why = f"Activations of the first {layers} layers wait in host memory."
+    return [group(why, "--cpu-offloading", ("--cpu-offloading-num-layers", layers))]
 
 
 # --- parallelism ----------------------------------------------------------------------------------------------

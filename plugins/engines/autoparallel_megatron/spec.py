@@ -31,6 +31,7 @@ MEGATRON = EngineSpec(
     recorded_software={"grad_dtype": "bf16"},
     abilities={
         "uneven_stages": Ability("0.13.0", "--pipeline-model-parallel-layout"),
+        "host_activations": Ability("0.9.0", "--cpu-offloading-num-layers, without pipeline and recompute"),
         "recompute_by_stage": Ability("0.9.0", "--recompute-method block, with a --recompute-num-layers of each rank's own"),
     },
     moe_grid="folded",

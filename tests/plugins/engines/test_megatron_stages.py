@@ -130,3 +130,15 @@ def test_stages_that_people_state_are_the_ones_priced(flags: str, layers: tuple[
     launch = host().read({"run.sh": quoted + " --micro-batch-size 1"}, "megatron", problem(32))
     assert launch is not None
     assert (launch.cut.layers if launch.cut else None) == layers
+
+
+@pytest.mark.parametrize("file", ["launch.sh", "bridge.py"])
+def test_activations_in_host_memory_are_exported_and_read_back(file: str) -> None:
+    p, s = problem(8), parse_strategy("tp2 pp1 dp4 zero1 mbs1")
+    files = host().export(p, s, {"model": "Qwen/Qwen3-8B", "offloaded_layers": 12})
+    assert files is not None
+    launch = host().read({file: files[file]}, "megatron", p)
+    assert launch is not None
+    assert launch.strategy == s
+    assert launch.software["activation_offload_layers"] == 12
+    assert not launch.unknown
