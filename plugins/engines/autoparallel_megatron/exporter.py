@@ -278,12 +278,10 @@ def environment(problem: Problem, s: Strategy) -> str:
         out.append(("CUDA_DEVICE_MAX_CONNECTIONS", value, why))
     elif s.zero >= 2:
         out.append(("CUDA_DEVICE_MAX_CONNECTIONS", "8", "FSDP needs several queues; 1 is refused."))
-    if problem.software.cuda_graph == "none":
-        out.append(
-            ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "Less fragmentation: the fit is predicted without it.")
-        )
-    else:
-        out.append(("NCCL_GRAPH_REGISTER", "0", "Captured graphs with user buffers exhaust memory otherwise."))
+    out += [
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "Less fragmentation: the fit is predicted without it."),
+        ("NCCL_GRAPH_REGISTER", "0", "CUDA graphs need it with growing segments; without graphs it does nothing."),
+    ]
     out.append(("NVTE_FWD_LAYERNORM_SM_MARGIN", "16", "Leave multiprocessors to communication kernels that overlap."))
     out.append(("NVTE_BWD_LAYERNORM_SM_MARGIN", "16", ""))
     return exports(out)

@@ -224,8 +224,12 @@ def _optimizer(p: Parsed, environment: Mapping[str, str]) -> Iterator[Refusal]:
         if not p.get("overlap_grad_reduce", default=False):
             yield Refusal("param gather", "--overlap-param-gather needs --overlap-grad-reduce", ARGUMENTS)
     graphs = p.get("cuda_graph_impl", "none") != "none" or p.get("enable_cuda_graph", default=False)
-    if graphs and "expandable_segments:True" in environment.get("PYTORCH_CUDA_ALLOC_CONF", ""):
-        sentence = "CUDA graphs with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True are refused"
+    segments = environment.get("PYTORCH_CUDA_ALLOC_CONF", "") + environment.get("PYTORCH_ALLOC_CONF", "")
+    if graphs and "expandable_segments:True" in segments and environment.get("NCCL_GRAPH_REGISTER") != "0":
+        sentence = (
+            "CUDA graphs with expandable_segments:True reach into memory that moved unless NCCL registers none: "
+            "set NCCL_GRAPH_REGISTER=0, or leave the allocator's setting out"
+        )
         yield Refusal("graphs and expandable segments", sentence, ARGUMENTS)
     if p.get("bf16", default=False) and p.get("fp16", default=False):
         yield Refusal("one precision", "--bf16 and --fp16 exclude each other", ARGUMENTS)

@@ -13,6 +13,7 @@ from autoparallel_core.search.common_rules import simple
 from autoparallel_core.search.facts import (
     expert_widths,
     is_moe,
+    kv_heads,
     linear_attention_heads,
     query_heads,
     state_space_groups,
@@ -98,8 +99,13 @@ def _groups_clash(problem: Problem, s: Any) -> Any:
     return result
 
 
-def _most_heads(problem: Problem) -> int:
-    return max(query_heads(problem.arch), default=0)
+def _heads_to_trade(problem: Problem, tp: Any) -> tuple[Any, Any]:
+    """Query and key/value heads of one tensor-parallel rank: what context parallelism by all-to-all scatters."""
+    import numpy as np
+
+    most = max(query_heads(problem.arch), default=0)
+    keys = max(kv_heads(problem.arch), default=0)
+    return most // tp, np.maximum(keys // tp, min(keys, 1))
 
 
 RULES: tuple[Rule, ...] = (
@@ -173,12 +179,22 @@ RULES: tuple[Rule, ...] = (
     ),
     simple(
         "heads % a2a cp",
-        lambda p, s: (p.software.cp_comm == "a2a") & (_most_heads(p) // s.tp % s.cp != 0),
+        lambda p, s: (p.software.cp_comm == "a2a") & (_heads_to_trade(p, s.tp)[0] % s.cp != 0),
         lambda p, s: (
-            f"{_most_heads(p) // s.tp} heads per tensor-parallel rank cannot be scattered over cp {s.cp} (--cp-comm-type a2a)"
-            + common.instead("cp", s.cp, lambda v: _most_heads(p) // s.tp % v == 0)
+            f"{_heads_to_trade(p, s.tp)[0]} heads per tensor-parallel rank cannot be scattered over cp {s.cp} (--cp-comm-type a2a)"
+            + common.instead("cp", s.cp, lambda v: _heads_to_trade(p, s.tp)[0] % v == 0)
         ),
         f"{CONFIG}: cp_comm_type a2a scatters heads",
+    ),
+    simple(
+        "kv heads % a2a cp",
+        lambda p, s: (p.software.cp_comm == "a2a") & (_heads_to_trade(p, s.tp)[1] % s.cp != 0),
+        lambda p, s: (
+            f"{_heads_to_trade(p, s.tp)[1]} key/value heads per tensor-parallel rank cannot be scattered over cp {s.cp}, and "
+            "--cp-comm-type a2a replicates none; p2p would do"
+            + common.instead("cp", s.cp, lambda v: _heads_to_trade(p, s.tp)[1] % v == 0)
+        ),
+        "transformer_engine/pytorch/attention, AttnFuncWithCPAndQKVOA2A: query and key heads % cp",
     ),
     common.sequence_divisible(
         f"{ARGUMENTS}: seq_length % (2·cp) when cp > 1; sequence parallelism splits it over tp as well",
