@@ -1,13 +1,14 @@
-"""Meshes of one and two dimensions: all placements and states in one program."""
+"""All placements and states of a mesh in one program."""
 
 from __future__ import annotations
 
 from attrs import define, field
 
+from autoparallel_core.solve.coupled import Answer
 from autoparallel_pytorch.formulate import Formulation
 from autoparallel_pytorch.graph import Graph
 from autoparallel_pytorch.recompute import States, expand, memory_of, memory_rows, split
-from autoparallel_pytorch.search import Choice, Objective, Point, assignment, solve_program
+from autoparallel_pytorch.search import GAP, Choice, Objective, Point, assignment, solve_program
 
 
 @define(eq=False)
@@ -20,20 +21,26 @@ class Exact:
     objective: Objective
     time_limit_s: float
     _expanded: Formulation | None = field(default=None)
+    _last: Answer | None = field(default=None)
 
     def solve(self, share: float, price: float, start: Point | None) -> Point:
         whole = self.expanded
         rows = memory_rows(self.states)
         problem = assignment(whole, self.objective.prices(share), {i: price * r for i, r in rows.items()} if price else None)
         given = None if start is None else self._joined(start.choice)
-        choice, bound, exact = solve_program(problem, time_limit_s=self.time_limit_s, start=given)
+        answer = solve_program(problem, whole, time_limit_s=self.time_limit_s, start=given, last=self._last)
+        self._last = answer
+        choice = answer.choice
+        assert choice is not None, "an answer without a choice was raised"
         placements, states = split(self.states, whole, choice)
         keys = [slot.key for slot in self.form.slots]
         found = Choice(
             {key: slot.picks[k] for key, slot, k in zip(keys, self.form.slots, placements, strict=True)},
             dict(zip(keys, states, strict=True)),
         )
-        return Point(share, price, found, whole.seconds(choice), memory_of(whole, self.states, choice), bound, exact)
+        return Point(
+            share, price, found, whole.seconds(choice), memory_of(whole, self.states, choice), answer.bound, answer.gap <= GAP
+        )
 
     @property
     def expanded(self) -> Formulation:

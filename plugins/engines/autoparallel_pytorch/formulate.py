@@ -21,6 +21,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from autoparallel_core.errors import SpecError
+from autoparallel_core.solve.couplings import Coupling
 from autoparallel_pytorch.graph import BACKWARD, FORWARD, Graph, Meta, Node, Ref
 from autoparallel_pytorch.machine import Machine
 from autoparallel_pytorch.own_rules import Rule
@@ -66,7 +67,7 @@ class Formulation:
 
     slots: list[Slot]
     index: dict[tuple[str, int, int, int], int]
-    edges: dict[tuple[int, int, str], Array]
+    edges: dict[tuple[int, int, str], Coupling]
     """(giving slot, reading slot, kind) → seconds of all copies, [K_u, K_v]."""
     inputs: dict[tuple[int, int], tuple[int, int]]
     """(reader node, tensor input) → (slot read, output there): the hub, or the operator itself."""
@@ -98,24 +99,19 @@ class Settings:
 
 
 Narrow = Callable[[tuple[str, int, int, int], int], Sequence[int] | None]
-"""(slot key, mesh dimension) → the rule indices allowed there, None for all: how 3-D and 4-D meshes are searched."""
+"""(slot key, mesh dimension) → the rule indices allowed there, None for all."""
 
 
 def formulate(
     graph: Graph, classes: Classes, rules: Rules, prices: Prices, transitions: Transitions, settings: Settings,
     narrow: Narrow | None = None,
-    tied: Sequence[tuple[int, int]] = (),
-    *,
-    connected: bool = True,
 ) -> Formulation:  # fmt: skip
-    """The problem for one mesh.
-
-    ``tied`` pairs of mesh dimensions take the same rule everywhere; without ``connected`` there are no edges.
+    """The problem for one mesh, over all rules or those that ``narrow`` leaves.
 
     Raises:
         SpecError: a pin names nothing, or a placement that no rule allows.
     """
-    return _Builder(graph, classes, rules, prices, transitions, settings, narrow, tuple(tied)).build(connected=connected)
+    return _Builder(graph, classes, rules, prices, transitions, settings, narrow).build()
 
 
 _EdgeKey = tuple[int, int, int, int, tuple[object, ...], str]
@@ -138,9 +134,10 @@ class _Builder:
     transitions: Transitions
     settings: Settings
     narrow: Narrow | None
-    tied: tuple[tuple[int, int], ...]
     form: Formulation = field(init=False)
     _carried: dict[tuple[tuple[object, ...], Placements], Carried] = field(factory=dict)
+    _cores: dict[tuple[object, ...], Array] = field(factory=dict)
+    """Tables between distinct placements: tensors of one shape with the same options share them."""
     _weight: list[bool] = field(factory=list)
     _constant: list[bool] = field(factory=list)
 
@@ -148,7 +145,7 @@ class _Builder:
     def machine(self) -> Machine:
         return self.prices.machine
 
-    def build(self, *, connected: bool) -> Formulation:
+    def build(self) -> Formulation:
         self.form = Formulation([], {}, {}, {})
         self._derive()
         readers = self._readers()
@@ -158,9 +155,8 @@ class _Builder:
                 self._operator(c, node, len(members))
         self._results()
         self._hubs(readers)
-        if connected:
-            self._connect(readers)
-            self._gradients()
+        self._connect(readers)
+        self._gradients()
         self.form.weight = self._weight
         return self.form
 
@@ -214,8 +210,6 @@ class _Builder:
             allowed.append(range(len(rules)) if some is None else [i for i in some if i < len(rules)])
         picks, out_rows, in_rows = [], [], []
         for pick in product(*allowed):
-            if any(pick[a] != pick[b] for a, b in self.tied):
-                continue
             chosen = [rules[i] for i in pick]
             o = tuple(tuple(r[0][j] for r in chosen) for j in range(len(outs)))
             i = tuple(tuple(r[1][j] for r in chosen) for j in range(len(ins)))
@@ -344,14 +338,18 @@ class _Builder:
         giver, reader = self.form.slots[u], self.form.slots[v]
         wanted = [x[i] for x in reader.ins] if reader.key[0] == "op" and i >= 0 else [x[0] for x in reader.outs]
         given, give_at = _distinct([x[o] for x in giver.outs])
-        asked, ask_at = _distinct(wanted)
-        targets = [self._carry(steps, q).base for q in asked]
-        rows = np.array([self.transitions.cost(p, targets, meta.shape, float(meta.bytes)) for p in given])
-        table = count * rows[np.ix_(give_at, ask_at)]
+        asked, ask_at = _distinct([self._carry(steps, q).base for q in wanted])
+        key = (tuple(given), tuple(asked), meta.shape, meta.bytes)
+        core = self._cores.get(key)
+        if core is None:
+            core = np.array([self.transitions.cost(p, asked, meta.shape, float(meta.bytes)) for p in given])
+            self._cores[key] = core
+        table = Coupling(core, give_at, ask_at).scaled(float(count))
         if u == v:
-            giver.cost[kind] = giver.cost.get(kind, 0.0) + np.diag(table)
+            giver.cost[kind] = giver.cost.get(kind, 0.0) + table[np.arange(len(give_at)), np.arange(len(ask_at))]
             return
-        self.form.edges[u, v, kind] = self.form.edges.get((u, v, kind), 0.0) + table
+        before = self.form.edges.get((u, v, kind))
+        self.form.edges[u, v, kind] = table if before is None else before.plus(table)
 
     def _carry(self, steps: tuple[Step, ...], wanted: Placements) -> Carried:
         key = (_chain_key(steps), wanted)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from attrs import define, evolve
 
+from autoparallel_core.solve.couplings import Coupling
 from autoparallel_pytorch.exact import Exact
 from autoparallel_pytorch.formulate import Formulation
 from autoparallel_pytorch.graph import Graph
@@ -63,10 +65,7 @@ def patterns(
         cost = {kind: c[k : k + 1] for kind, c in slot.cost.items()}
         slots.append(evolve(slot, picks=slot.picks[k : k + 1], outs=slot.outs[k : k + 1], ins=slot.ins[k : k + 1], cost=cost))
         kept.append(held[k : k + 1])
-    edges = {
-        (u, v, kind): t[placements[u] : placements[u] + 1, placements[v] : placements[v] + 1]
-        for (u, v, kind), t in form.edges.items()
-    }
+    edges = {(u, v, kind): Coupling.of(np.array([[t[placements[u], placements[v]]]])) for (u, v, kind), t in form.edges.items()}
     fixed = Formulation(slots, form.index, edges, form.inputs, form.weight)
     problem = Exact(fixed, graph, evolve(states, kept_bytes=tuple(kept)), objective, 10.0)
     found: list[frozenset[int]] = []

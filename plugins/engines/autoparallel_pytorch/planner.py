@@ -17,14 +17,13 @@ from autoparallel_pytorch.graph import Graph
 from autoparallel_pytorch.layers import Layers, best_mix, patterns
 from autoparallel_pytorch.machine import Machine, Mesh
 from autoparallel_pytorch.memory import Timeline, timeline
-from autoparallel_pytorch.parts import Parts
 from autoparallel_pytorch.placement import Placements, parse
 from autoparallel_pytorch.prices import Prices
 from autoparallel_pytorch.program import Program
 from autoparallel_pytorch.recompute import AGAIN, States, states_of
 from autoparallel_pytorch.regions import Classes, classes
 from autoparallel_pytorch.rules import Rules, check_version
-from autoparallel_pytorch.search import Choice, Objective, Outcome, Point, Priced, Search
+from autoparallel_pytorch.search import Choice, Objective, Outcome, Point, Search
 from autoparallel_pytorch.trace import trace
 from autoparallel_pytorch.transitions import Transitions
 
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
 MOMENTS_BYTES = 8.0
 """Adam's two moments in fp32, per parameter."""
-EXACT_DIMENSIONS = 2
-"""Meshes of up to so many dimensions are one program."""
 MASTER_BYTES = 4.0
 """An fp32 copy of a 16-bit parameter."""
 
@@ -137,12 +134,9 @@ class Planning:
     def n_dims(self) -> int:
         return len(self.machine.mesh.sizes)
 
-    def formulate(
-        self, narrow: Narrow | None = None, tied: Sequence[tuple[int, int]] = (), *, connected: bool = True
-    ) -> Formulation:
-        return formulate(
-            self.graph, self.classes, self.rules, self.prices, self.transitions, self.settings, narrow, tied, connected=connected
-        )
+    def formulate(self, narrow: Narrow | None = None) -> Formulation:
+        """The problem, over all rules or some of them."""
+        return formulate(self.graph, self.classes, self.rules, self.prices, self.transitions, self.settings, narrow)
 
     def states(self, form: Formulation) -> States:
         return states_of(self.graph, self.classes, form, self.machine.mesh.sizes, self.settings.optimizer_bytes)
@@ -150,40 +144,20 @@ class Planning:
     def search(self) -> Found:
         """Raises Infeasible when nothing fits."""
         limit = self.request.time_limit_s
-        problem: Priced
-        if self.n_dims <= EXACT_DIMENSIONS:
-            self.form = self.formulate()
-            problem = Exact(self.form, self.graph, self.states(self.form), self.objective, limit)
-        else:
-            problem = Parts(
-                self.formulate,
-                self.states,
-                lambda: self.formulate(connected=False),
-                self.graph,
-                self.objective,
-                self.n_dims,
-                limit,
-            )
+        self.form = self.formulate()
+        problem = Exact(self.form, self.graph, self.states(self.form), self.objective, limit)
         outcome = Search(problem, self.objective, self.limit_bytes, self._peak, limit).run()
         found = self._written(outcome, outcome.best.choice, self._again(outcome.best.choice))
         for point in (outcome.best, outcome.below):
             if point is not None and found.recomputed:
                 found = self._less_recomputed(found, point)
         check_shapes(found.program)
-        return self._explainable(found)
-
-    def _explainable(self, found: Found) -> Found:
-        """With options around the choice: all of them on small meshes, those of the two innermost dimensions on larger ones."""
-        if self.n_dims > EXACT_DIMENSIONS:
-            picks = found.choice.picks
-            free = range(self.n_dims - EXACT_DIMENSIONS, self.n_dims)
-            self.form = self.formulate(lambda key, m: None if m in free else (picks[key][m],))
-        found.placements = tuple(slot.picks.index(found.choice.picks[slot.key]) for slot in self.form.slots)
+        found.placements = self._placements(found.choice)
         return found
 
     def _less_recomputed(self, found: Found, point: Point) -> Found:
         """The same placements, or those of the point below, with as little recomputation as fits."""
-        form, placements = self._form_of(point.choice)
+        form, placements = self.form, self._placements(point.choice)
         layers = Layers.find(self.graph, self.classes)
         price = max(point.price, found.outcome.best.price)
         sets = patterns(form, self.graph, self.classes, self.states(form), self.objective, placements, price, point.share)
@@ -199,11 +173,9 @@ class Planning:
         other = tried[least]
         return other if self.objective.step_s(other.seconds) < self.objective.step_s(found.seconds) else found
 
-    def _form_of(self, choice: Choice) -> tuple[Formulation, tuple[int, ...]]:
-        """A problem that holds the choice, and its option per slot."""
-        picks = choice.picks
-        form = self.form if self.n_dims <= EXACT_DIMENSIONS else self.formulate(lambda key, m: (picks[key][m],))
-        return form, tuple(slot.picks.index(picks[slot.key]) for slot in form.slots)
+    def _placements(self, choice: Choice) -> tuple[int, ...]:
+        """Option per slot."""
+        return tuple(slot.picks.index(choice.picks[slot.key]) for slot in self.form.slots)
 
     def _again(self, choice: Choice) -> frozenset[int]:
         """The operators that run again."""
@@ -211,7 +183,7 @@ class Planning:
         return frozenset(n.id for n in self.graph.nodes if self.classes.of[n.id] in again)
 
     def _written(self, outcome: Outcome, choice: Choice, recomputed: frozenset[int]) -> Found:
-        form, placements = self._form_of(choice)
+        form, placements = self.form, self._placements(choice)
         program = emit(self.graph, self.classes, form, placements, self.prices, self.transitions, recomputed)
         seconds = dict.fromkeys(KINDS, 0.0)
         for step in program.steps:
@@ -221,8 +193,9 @@ class Planning:
         return Found(outcome, program, memory, recomputed, choice, seconds)
 
     def _peak(self, point: Point) -> float:
-        form, placements = self._form_of(point.choice)
-        program = emit(self.graph, self.classes, form, placements, self.prices, self.transitions, self._again(point.choice))
+        placements = self._placements(point.choice)
+        again = self._again(point.choice)
+        program = emit(self.graph, self.classes, self.form, placements, self.prices, self.transitions, again)
         return timeline(program, optimizer_bytes=self.settings.optimizer_bytes).peak_bytes
 
 

@@ -126,22 +126,16 @@ def expand(form: Formulation, graph: Graph, states: States) -> Formulation:
         factor = np.repeat([2.0 if s == AGAIN else 1.0 for s in z], k)
         cost = {kind: np.tile(c, len(z)) * factor for kind, c in slot.cost.items()}
         slots.append(evolve(slot, picks=slot.picks * len(z), outs=slot.outs * len(z), ins=slot.ins * len(z), cost=cost))
-    edges: dict[tuple[int, int, str], Array] = {}
+    edges = {}
     for (u, v, kind), table in form.edges.items():
         reads_forward = _forward(form.slots[v], graph)
-        blocks = []
-        for zu in states.of[u]:
-            row = []
-            for zv in states.of[v]:
-                if not reads_forward or zv != AGAIN:
-                    row.append(table)
-                elif zu == GONE:
-                    row.append(np.full_like(table, np.inf))
-                else:
+        factor = np.ones((len(states.of[u]), len(states.of[v])))
+        for i, zu in enumerate(states.of[u]):
+            for j, zv in enumerate(states.of[v]):
+                if reads_forward and zv == AGAIN:
                     # A gather of parameters for an operator that runs again serves its gradient too.
-                    row.append(table if kind == WEIGHTS else 2.0 * table)
-            blocks.append(row)
-        edges[u, v, kind] = np.block(blocks)
+                    factor[i, j] = np.inf if zu == GONE else 1.0 if kind == WEIGHTS else 2.0
+        edges[u, v, kind] = table.grouped(factor)
     return Formulation(slots, form.index, edges, form.inputs, form.weight)
 
 

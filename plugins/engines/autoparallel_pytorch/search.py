@@ -19,11 +19,13 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from autoparallel_core.errors import Infeasible
-from autoparallel_core.solve.assignment import Assignment, solve_assignment
-from autoparallel_core.solve.reduce import reduce_assignment
+from autoparallel_core.solve.coupled import Answer, solve_coupled
+from autoparallel_core.solve.couplings import Coupled
 from autoparallel_pytorch.formulate import COMPUTE, EXCHANGE, UPDATE, WEIGHTS, Formulation
 
 Array = NDArray[np.float64]
+GAP = 1e-6
+"""Relative, of one program."""
 
 
 @frozen
@@ -73,7 +75,7 @@ class Point:
 
 
 class Priced(Protocol):
-    """A problem that can be solved for prices; the meshes of one and two dimensions in one program, larger ones by parts."""
+    """A problem that can be solved for prices."""
 
     def solve(self, share: float, price: float, start: Point | None) -> Point:
         """The choice of least priced time."""
@@ -226,7 +228,7 @@ class Search:
 # --- one program ------------------------------------------------------------------------------------------------------
 
 
-def assignment(form: Formulation, prices: Mapping[str, float], extra: Mapping[int, Array] | None = None) -> Assignment:
+def assignment(form: Formulation, prices: Mapping[str, float], extra: Mapping[int, Array] | None = None) -> Coupled:
     """The problem for fixed prices of the kinds; ``extra`` adds seconds to options of slots."""
     cost = []
     for slot in form.slots:
@@ -236,31 +238,19 @@ def assignment(form: Formulation, prices: Mapping[str, float], extra: Mapping[in
         cost.append(c)
     for i, more in (extra or {}).items():
         cost[i] = cost[i] + more
-    edges: dict[tuple[int, int], Array] = {}
-    for (u, v, kind), table in form.edges.items():
-        if (v, u) in edges:
-            edges[v, u] = edges[v, u] + prices[kind] * table.T
-        else:
-            edges[u, v] = edges.get((u, v), 0.0) + prices[kind] * table
-    return Assignment(tuple(cost), edges, (), {})
+    return Coupled(tuple(cost), tuple((u, v, table.scaled(prices[kind])) for (u, v, kind), table in form.edges.items()))
 
 
 def solve_program(
-    problem: Assignment, *, time_limit_s: float, start: Sequence[int] | None = None
-) -> tuple[tuple[int, ...], float, bool]:
-    """Choice, bound, and whether it is optimal. Raises Infeasible when no combination is permitted or none was found."""
-    reduced = reduce_assignment(problem)
-    if reduced is None:
-        raise Infeasible("no combination of placements satisfies the pins")
-    if not reduced.nodes:
-        choice = reduced.expand(())
-        return choice, problem.price(choice), True
-    answer = solve_assignment(reduced.problem, time_limit_s=time_limit_s, gap=1e-6)
+    problem: Coupled, form: Formulation, *, time_limit_s: float, start: Sequence[int] | None = None, last: Answer | None = None
+) -> Answer:
+    """The best choice; ``last`` is the answer for other prices. Raises Infeasible when none is permitted or none was found."""
+    # In the order of execution, a hub after what it holds: neighbours are near each other.
+    order = sorted(range(len(form.slots)), key=lambda i: (form.slots[i].node, form.slots[i].key[0] != "op"))
+    messages = () if last is None else last.messages
+    answer = solve_coupled(problem, order=order, gap=GAP, time_limit_s=time_limit_s, incumbent=start, messages=messages)
     if answer.choice is None:
-        if answer.status == "infeasible":
+        if not answer.permitted:
             raise Infeasible("no combination of placements satisfies the pins")
-        if start is None:
-            raise Infeasible(f"no plan was found within {time_limit_s:.0f} s; give more time")
-        return tuple(start), max(0.0, answer.bound), False
-    choice = reduced.expand(answer.choice)
-    return choice, problem.price(choice) - (answer.cost - answer.bound), answer.status == "optimal"
+        raise Infeasible(f"no plan was found within {time_limit_s:.0f} s; give more time")
+    return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,9 +12,11 @@ from torch import nn  # noqa: E402
 
 import autoparallel_core as ap  # noqa: E402
 from autoparallel_core.errors import Infeasible, SpecError  # noqa: E402
-from autoparallel_pytorch.exact import Exact  # noqa: E402
-from autoparallel_pytorch.parts import Parts  # noqa: E402
+from autoparallel_core.solve.assignment import solve_assignment  # noqa: E402
+from autoparallel_core.solve.reduce import reduce_assignment  # noqa: E402
 from autoparallel_pytorch.planner import meshes  # noqa: E402
+from autoparallel_pytorch.recompute import expand, memory_rows  # noqa: E402
+from autoparallel_pytorch.search import assignment, solve_program  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -112,21 +115,22 @@ def test_no_collective_is_faster_than_its_wire_and_no_step_than_its_computation(
     assert cost["step_s"] == pytest.approx(total)
 
 
-@pytest.mark.parametrize(("batch", "hidden", "width"), [(4096, 256, 1024), (64, 2048, 8192), (16384, 512, 512)])
-def test_parts_reach_the_exact_optimum_of_small_graphs(batch: int, hidden: int, width: int) -> None:
+@pytest.mark.parametrize(("batch", "hidden", "width"), [(4096, 256, 1024), (64, 2048, 8192)])
+def test_messages_reach_the_linear_programs_optimum_on_three_dimensions(batch: int, hidden: int, width: int) -> None:
     with torch.device("meta"):
         module, x = MLP(hidden, width).to(torch.bfloat16), torch.empty(batch, hidden, dtype=torch.bfloat16)
     made = planning(traced(module, [x]), {"a": 4, "b": 2, "c": 4})
-    exact = Exact(made.form, made.graph, made.states(made.form), made.objective, 60.0)
-    parts = Parts(made.formulate, made.states, lambda: made.formulate(connected=False), made.graph, made.objective, 3, 60.0)
     for price in (0.0, 1e-12):
-        whole, found = exact.solve(1.0, price, None), parts.solve(1.0, price, None)
-        prices = made.objective.prices(1.0)
-        value = [sum(w * p.seconds[k] for k, w in prices.items()) + price * p.kept_bytes for p in (whole, found)]
-        assert whole.exact
-        assert value[0] <= value[1] * (1 + 1e-9)
-        assert value[1] <= value[0] * 1.001
-        assert found.bound_s <= value[0]
+        states = made.states(made.form)
+        whole = expand(made.form, made.graph, states)
+        problem = assignment(whole, made.objective.prices(1.0), {i: price * r for i, r in memory_rows(states).items()})
+        reduced = reduce_assignment(problem.restricted([np.arange(len(c)) for c in problem.cost]))
+        assert reduced is not None
+        exact = solve_assignment(reduced.problem) if reduced.nodes else None
+        choice = reduced.expand(() if exact is None or exact.choice is None else exact.choice)
+        found = solve_program(problem, whole, time_limit_s=60.0)
+        assert found.cost == pytest.approx(problem.price(choice), rel=1e-6)
+        assert found.bound == pytest.approx(found.cost, rel=2e-6)
 
 
 def test_the_mesh_is_searched() -> None:
