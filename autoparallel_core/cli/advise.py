@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from autoparallel_core.cli.options import Question
     from autoparallel_core.cli.planning import planner_of
     from autoparallel_core.cli.progress import Progress
-    from autoparallel_core.cli.shortfall import Shortfall, fewest_nodes, look_further
+    from autoparallel_core.cli.shortfall import Shortfall, look_for_nodes, look_further
     from autoparallel_core.search.api import search
 
     host = host_of(args)
@@ -51,16 +51,15 @@ def run(args: argparse.Namespace) -> int:
     wanted(args, question.mode)
     with Progress() as progress:
         if args.find_min_nodes:
-            most = question.cluster.n_nodes if args.n_gpus or args.cluster else None
-            found = Shortfall(nodes=fewest_nodes(question, progress, most=most, room=True))
+            found = look_for_nodes(question, progress)
             assert found.nodes is not None
             result = found.nodes.result
         else:
             planner, how = planner_of(args)
             result = search(question.problem(), planner=planner, top=args.top, host=host, progress=progress, options=how)
             found = Shortfall() if result.fitting or question.cluster.kinds else look_further(question, progress)
-            if found.too_slow is not None:  # it misses a limit by less than anything misses the memory
-                result = evolve(result, nearest_miss=found.too_slow)
+        if found.too_slow is not None:  # it misses a limit by less than anything misses the memory
+            result = evolve(result, nearest_miss=found.too_slow)
     print_warnings(host)
     _print(args, question, result, found, host)
     if args.export:
@@ -83,7 +82,11 @@ def _print(args: argparse.Namespace, question: Question, result: SearchResult, f
     from autoparallel_core.search.outlook import outlook
 
     model = describe(question.arch)
-    missing = [] if result.fitting else what_is_missing(result, found.nodes, gpus=found.gpus, too_slow=found.too_slow)
+    missing = []
+    if not result.fitting:
+        missing = what_is_missing(
+            result, found.nodes, gpus=found.gpus, too_slow=found.too_slow, less_load=found.less_load
+        )  # fmt: skip
     around, pools = outlook(result, host), compare(args, result, host)
     if args.json:
         nodes = min_nodes_document(found.nodes) if found.nodes else None

@@ -10,8 +10,11 @@ from autoparallel_core.errors import SpecError
 
 if TYPE_CHECKING:
     from autoparallel_core.cli.options import Question
+    from autoparallel_core.search.frontier import LoadPoint
     from autoparallel_core.search.min_nodes import MinNodes
     from autoparallel_core.search.result import Plan
+    from autoparallel_core.spec.problem import Problem
+    from autoparallel_core.spec.workload import InferenceWorkload
 
 _TIMES_MORE, _SMALL = 16, 64
 """The hint looks at up to so many times the nodes given, and at least at so many nodes."""
@@ -29,22 +32,33 @@ class Shortfall:
     """The fewest GPUs inside one node, where fewer than a node were given."""
     too_slow: Plan | None = None
     """The plan that fits and comes nearest to the limits of latency and rate."""
+    less_load: LoadPoint | None = None
+    """Where more requests are in flight than the limits of latency allow: the deployment that serves most within them."""
 
 
 def look_further(question: Question, progress: Any) -> Shortfall:
     """Without the limits, with more GPUs of the node, with more nodes: the first that explains the failure.
 
-    More nodes do not shorten a latency that nothing reaches, but they do raise the rate of requests.
+    More nodes do not shorten a latency that nothing reaches, but they do raise the rate of requests that keeps it.
     """
-    slow = _nearest_to_limits(question)
-    if slow is not None and (question.args.request_rate is None or question.args.ttft_ms or question.args.tpot_ms):
-        return Shortfall(too_slow=slow)
+    problem = question.problem()
+    slow = _nearest_to_limits(question, problem)
+    if slow is not None and _too_late(problem, slow):
+        return Shortfall(too_slow=slow, less_load=_less_load(question, problem))
     if (gpus := _within_a_node(question)) is not None:
         return Shortfall(gpus=gpus, too_slow=slow)
     have = question.cluster.n_nodes
     progress.say("looking for more nodes that would do")
     nodes = fewest_nodes(question, progress, least=have + 1, most=max(_SMALL, _TIMES_MORE * have))
     return Shortfall(nodes=nodes, too_slow=slow)
+
+
+def look_for_nodes(question: Question, progress: Any) -> Shortfall:
+    """The fewest nodes, up to those that the flags give; where none fit because of a limit, the plan that comes nearest to it."""
+    most = question.cluster.n_nodes if question.args.n_gpus or question.args.cluster else None
+    found = fewest_nodes(question, progress, most=most, room=True)
+    slow = _nearest_to_limits(question, found.result.problem) if found.nodes is None else None
+    return Shortfall(nodes=found, too_slow=slow)
 
 
 def fewest_nodes(
@@ -69,26 +83,47 @@ def fewest_nodes(
     )
 
 
-def _nearest_to_limits(question: Question) -> Plan | None:
-    from autoparallel_core.search.api import search
-
-    problem = question.problem()
+def _nearest_to_limits(question: Question, problem: Problem) -> Plan | None:
+    """The plan of most throughput within the latency limits, where only the rate is missed; else the one nearest to the limits."""
     if problem.mode == "training":
         return None
     work = problem.inference
     latencies = [(name, limit) for name, limit in (("ttft_s", work.ttft_limit_s), ("tpot_s", work.tpot_limit_s)) if limit]
     if not latencies and not work.request_rate_per_s:
         return None
-    free = evolve(work, ttft_limit_s=None, tpot_limit_s=None, request_rate_per_s=None)
-    free = evolve(free, goal="latency" if latencies else "throughput")
-    result = search(problem.with_workload(free), planner=question.args.planner, top=_LOOKED_AT, host=question.host)
+    if work.request_rate_per_s:
+        slower = _searched(question, problem, evolve(work, request_rate_per_s=None, goal="throughput"))
+        if slower:
+            return slower[0]
+    free = evolve(work, ttft_limit_s=None, tpot_limit_s=None, request_rate_per_s=None, goal="latency")
 
     def excess(plan: Plan) -> float:
         assert plan.serving is not None, "a plan of serving holds its figures"
-        over = [float(getattr(plan.serving, name)) / limit for name, limit in latencies]
-        return max(*over, (work.request_rate_per_s or 0.0) / max(plan.serving.requests_per_s, 1e-30), 0.0)
+        return max(float(getattr(plan.serving, name)) / limit for name, limit in latencies)
 
-    return min(result.plans, key=excess) if result.fitting else None
+    return min(_searched(question, problem, free), key=excess, default=None) if latencies else None
+
+
+def _searched(question: Question, problem: Problem, work: InferenceWorkload) -> tuple[Plan, ...]:
+    """The plans of the same question with another workload."""
+    from autoparallel_core.search.api import search
+
+    result = search(problem.with_workload(work), planner=question.args.planner, top=_LOOKED_AT, host=question.host)
+    return result.plans if result.fitting else ()
+
+
+def _less_load(question: Question, problem: Problem) -> LoadPoint | None:
+    from autoparallel_core.search.frontier import frontier
+
+    return frontier(problem, question.host, most=1).goodput if problem.inference.concurrency else None
+
+
+def _too_late(problem: Problem, plan: Plan) -> bool:
+    """Whether a plan breaks a limit on latency, which more GPUs would not mend."""
+    work, f = problem.inference, plan.serving
+    assert f is not None, "a plan of serving holds its figures"
+    limits = ((f.ttft_s, work.ttft_limit_s), (f.tpot_s, work.tpot_limit_s))
+    return any(limit is not None and value > limit for value, limit in limits)
 
 
 def _within_a_node(question: Question) -> int | None:

@@ -137,7 +137,7 @@ def _lead(problem: Problem, plans: Sequence[Plan], i: int) -> str:
         return ""
     first, here = speed(problem, plans[0]), speed(problem, plans[i])
     ratio = here / first if i else first / speed(problem, plans[1])
-    if fmt.change(ratio).startswith("±"):
+    if abs(ratio - 1) <= TIE:
         return f" · as fast as #{1 if i else 2}"
     return f" · {fmt.change(ratio)} {'against #1' if i else 'over #2'}"
 

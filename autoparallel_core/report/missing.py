@@ -8,6 +8,7 @@ from autoparallel_core.report import format as fmt
 from autoparallel_core.spec.workload import InferenceWorkload
 
 if TYPE_CHECKING:
+    from autoparallel_core.search.frontier import LoadPoint
     from autoparallel_core.search.min_nodes import MinNodes
     from autoparallel_core.search.result import Plan, SearchResult
 
@@ -16,7 +17,12 @@ _RUN = 4
 
 
 def what_is_missing(
-    result: SearchResult, found: MinNodes | None = None, *, gpus: int | None = None, too_slow: Plan | None = None
+    result: SearchResult,
+    found: MinNodes | None = None,
+    *,
+    gpus: int | None = None,
+    too_slow: Plan | None = None,
+    less_load: LoadPoint | None = None,
 ) -> list[str]:
     """Sentences: which memory is short by how much, which latency limit nothing meets, how many GPUs would do.
 
@@ -25,12 +31,18 @@ def what_is_missing(
         found: the fewest nodes that do, when they were looked for.
         gpus: the fewest GPUs inside a node that do.
         too_slow: the plan that fits and comes nearest to the limits of latency and rate.
+        less_load: the deployment that serves most within the limits of latency, with fewer requests in flight than asked for.
     """
     out = []
     cluster = result.problem.cluster
     miss = result.nearest_miss
     if too_slow is not None:
         out.append(_too_slow(result, too_slow))
+        if less_load is not None:
+            out.append(
+                f"requests in flight: {less_load.concurrency:,} would do, with {str(less_load.strategy).replace(' mbs1', '')}: "
+                f"TTFT {fmt.seconds(less_load.ttft_s)}, TPOT {fmt.seconds(less_load.tpot_s)}"
+            )
     elif miss is None:
         out.append(f"no strategy is legal on {cluster.n_gpus:,} GPUs; the rules below say why")
     else:
@@ -77,7 +89,8 @@ def _too_slow(result: SearchResult, plan: Plan) -> str:
     ]
     rate = work.request_rate_per_s
     if rate is not None and figures.requests_per_s < rate:
-        done = f"{fmt.significant(figures.requests_per_s)} requests/s where {fmt.significant(rate)} are asked for"
+        within = "" if over or (work.ttft_limit_s is None and work.tpot_limit_s is None) else " at most within the limits"
+        done = f"{fmt.significant(figures.requests_per_s)} requests/s{within} where {fmt.significant(rate)} are asked for"
         what = "latency and rate" if over else "rate"
         return f"{what}: the nearest strategy that fits, {plan.notation}, has {' and '.join([*over, done])}"
     return f"latency: the nearest strategy that fits, {plan.notation}, has {' and '.join(over)}"
@@ -115,6 +128,10 @@ def min_nodes_line(found: MinNodes) -> str:
     per_node = min(cluster.gpus_per_node, found.n_gpus or cluster.gpus_per_node)
     if found.nodes is None:
         return f"nothing fits on up to {_nodes(found.most_nodes)} (tried {_counts(found)})"
+    if found.n_gpus is not None and found.tried_gpus and found.n_gpus < max(cluster.gpus_per_node, *found.tried_gpus):
+        tried = ", ".join(str(n) for n in sorted(found.tried_gpus))
+        which = "GPU of one node is" if found.n_gpus == 1 else "GPUs of one node are"
+        return f"{found.n_gpus} {which} the fewest that fit{'s' * (found.n_gpus == 1)} (tried {tried})"
     parts = [f"{_nodes(found.nodes)} of {per_node} is the fewest that fits: {found.n_gpus:,} GPUs (tried {_counts(found)})"]
     if needs := _needs(found):
         parts.append(f"#1 there {needs}")
@@ -158,5 +175,6 @@ def min_nodes_document(found: MinNodes) -> dict[str, Any]:
         "roomy_most_nodes": found.roomy_most,
         "most_nodes": found.most_nodes,
         "tried_nodes": sorted(found.tried),
+        "tried_gpus": sorted(found.tried_gpus),
         "skipped_nodes": [{"n_nodes": n, "reason": why} for n, why in found.skipped],
     }

@@ -54,7 +54,7 @@ def serving_columns(problem: Problem, plans: Sequence[Plan], *, ranked: bool = T
         column("tok/s\n/user", [per_user(f.tpot_s) for f in figures], "{} tokens/s per user"),
         column("TTFT", [fmt.seconds(f.ttft_s) for f in figures]),
         column("TPOT", [fmt.seconds(f.tpot_s) for f in figures]),
-        column("requests\nin flight", [f"{f.concurrency:,.0f}" for f in figures], "{} requests in flight"),
+        column("requests\nin flight", [f"{f.concurrency:,.0f}" for f in figures], "requests in flight: {}"),
         *_waiting(figures),
         column("KV cache\nin use", [kv_use(p) for p in plans], "KV cache in use: {}"),
         *_prices(figures),

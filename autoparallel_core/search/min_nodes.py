@@ -4,6 +4,8 @@ More nodes do not always help (a batch may not divide by them), so the answer ca
 tried first; between the first that fits and the one before it, every count is tried in order. What fits on fewer
 nodes than a power of two that does not fit is therefore not found; ``tried`` says what was looked at.
 
+A server may take a part of a node: where one node is enough, the fewest of its GPUs are looked for in the same way.
+
 With room means: not tight, and without an optimizer in host memory unless the user asked for one.
 """
 
@@ -44,6 +46,8 @@ class MinNodes:
     """The fewest nodes with a plan that is not tight and offloads nothing; None when there is none, or nobody asked."""
     roomy_most: int | None = None
     """The largest count that was considered for that; None when nobody asked."""
+    tried_gpus: tuple[int, ...] = ()
+    """In serving, where one node is enough: numbers of its GPUs looked at, in order."""
 
 
 def find_min_nodes(
@@ -80,17 +84,28 @@ def find_min_nodes(
     tried: dict[int, SearchResult] = {}
     skipped: dict[int, str] = {}
 
+    def search_on(n_gpus: int) -> SearchResult:
+        options = {"first_fit": True, "whole_load": True}
+        return search(problem_for(n_gpus), planner=planner, top=1, host=host, progress=progress, options=options)
+
     def fits(nodes: int) -> bool:
         if nodes in skipped:
             return False
         try:
-            problem = problem_for(nodes * cluster.gpus_per_node)
-            options = {"first_fit": True, "whole_load": True}
-            tried[nodes] = search(problem, planner=planner, top=1, host=host, progress=progress, options=options)
+            tried[nodes] = search_on(nodes * cluster.gpus_per_node)
         except SpecError as e:
             skipped[nodes] = str(e)
             return False
         return bool(tried[nodes].fitting)
+
+    looked_at: list[int] = []
+
+    def part_fits(n_gpus: int) -> bool:
+        looked_at.append(n_gpus)
+        try:
+            return bool(search_on(n_gpus).fitting)
+        except SpecError:  # a number that no layout fills is no answer
+            return False
 
     found = _first(fits, least_nodes, max(limit, least_nodes))
     if not tried:
@@ -99,18 +114,22 @@ def find_min_nodes(
             raise SpecError(reason)
         raise SpecError(f"no number of nodes up to {limit} can be filled: {reason}")
     last = found if found is not None else max(tried)
-    problem = problem_for(last * cluster.gpus_per_node)
+    n_gpus = last * cluster.gpus_per_node
+    if found == 1 and problem_for(n_gpus).mode == "inference" and n_gpus > 1:  # a server may be a part of a node
+        n_gpus = _first(part_fits, 1, n_gpus - 1) or n_gpus
+    problem = problem_for(n_gpus)
     whole = {"whole_load": found is not None}
     full = search(problem, planner=planner, top=top, host=host, progress=progress, options=whole)
     if found is None and full.fitting:
         full = _none_holds_the_load(full)
     answer = MinNodes(
         nodes=found,
-        n_gpus=None if found is None else found * cluster.gpus_per_node,
+        n_gpus=None if found is None else n_gpus,
         result=full,
         tried=tuple(tried),
         skipped=tuple(sorted(skipped.items())),
         most_nodes=limit,
+        tried_gpus=tuple(looked_at),
     )
     if not room or found is None or problem.mode != "training":
         return answer

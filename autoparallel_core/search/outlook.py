@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from autoparallel_core.host import Host
 
 INTERACTIVE_TTFT_S, INTERACTIVE_TPOT_S = 2.0, 0.2
-"""What people put up with: the limits of MLPerf Inference for Llama-2-70B on a server (v4.0, 99th percentile)."""
+"""What people put up with: the limits of MLPerf Inference (v4.0) for a chat model of 70 billion parameters on a server."""
 _PATIENCE = 2.0
 """A long prompt takes its time: no wait is too long that is below so many times its own prefill."""
 _FRONTIER_POINTS = 16

@@ -98,6 +98,7 @@ def test_the_bare_form(cli, small, model):
             cli(*small, "--mode", "inference", "--disaggregate", "--isl", "7000", "--gpu-hour-price", "2").json,
             cli(*short).json,
             cli(*short, "--find-min-nodes").json,
+            cli(*small, "--mode", "inference", "--find-min-nodes").json,
         ],
     )
 

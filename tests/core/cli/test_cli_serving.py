@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -109,3 +110,28 @@ def test_limits_that_nothing_keeps_say_which_and_by_how_much(serve):
 def test_flags_that_make_no_sense_are_refused(refused, model, argv, words):
     mode = () if "--mode" in argv else ("--mode", "inference")
     assert words in refused(*mode, "--model-path", model(), "--gpu-type", "H100", "--n-gpus", "8", *argv)
+
+
+def test_too_many_requests_for_the_limits_say_how_many_would_do(serve):
+    limits = ("--ttft-ms", "1500", "--tpot-ms", "60")
+    ran = serve(*limits, "--infer-batch-size", "5000")
+    assert ran.code == 3
+    n = int(re.search(r"requests in flight: ([\d,]+) would do", ran.err)[1].replace(",", ""))
+    assert serve(*limits, "--infer-batch-size", str(n)).code == 0
+
+
+def test_a_rate_that_the_limits_do_not_allow_says_the_most_and_how_many_nodes(serve):
+    ran = serve("--ttft-ms", "1500", "--tpot-ms", "60", "--request-rate", "30")
+    assert ran.code == 3
+    assert "requests/s at most within the limits where 30.0 are asked for" in ran.err
+    nodes = int(re.search(r"\((\d+) nodes\) would do", ran.err)[1])
+    assert serve("--ttft-ms", "1500", "--tpot-ms", "60", "--request-rate", "30", "--n-gpus", str(8 * nodes)).code == 0
+    capped = serve("--ttft-ms", "1500", "--tpot-ms", "60", "--request-rate", "30", "--find-min-nodes")
+    assert "where 30.0 are asked for" in capped.err
+
+
+def test_a_server_may_take_a_part_of_a_node(serve):
+    found = serve("--find-min-nodes", "--json").json["min_nodes"]
+    assert (found["n_nodes"], found["n_gpus"]) == (1, 2)
+    assert serve("--n-gpus", "1").code == 3
+    assert "2 GPUs of one node are the fewest that fit" in serve("--find-min-nodes").words
