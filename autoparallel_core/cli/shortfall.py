@@ -84,7 +84,7 @@ def fewest_nodes(
 
 
 def _nearest_to_limits(question: Question, problem: Problem) -> Plan | None:
-    """The plan of most throughput within the latency limits, where only the rate is missed; else the one nearest to the limits."""
+    """The plan of most throughput within the latency limits, where only the rate is missed; else the one nearest to them."""
     if problem.mode == "training":
         return None
     work = problem.inference
