@@ -140,6 +140,12 @@ def shortfalls(problem: Problem, plan: Plan, launch: Launch | None = None) -> li
             out.append(f"host memory: {need} per node of {have}: {_gb(host_over)} too much")
         if not out:
             out.append("the KV cache has no room for one request of the asked length")
+    have_host = problem.cluster.host_memory_bytes_per_node
+    if launch and launch.loading_host_bytes > have_host:
+        out.append(
+            f"host memory while the model is loaded: {_gb(launch.loading_host_bytes)} per node of {_gb(have_host)}, "
+            "because every process loads a whole copy"
+        )
     longest = launch.longest_request if launch else None
     if longest and plan.serving is not None:
         held = plan.serving.kv_tokens_per_instance // max(plan.strategy.attn_dp, 1)

@@ -44,6 +44,8 @@ class Launch:
     """Fields of Software."""
     longest_request: int | None = None
     """Tokens of one request that the engine insists its cache can hold, else it does not start."""
+    loading_host_bytes: float = 0.0
+    """Host memory of one node that loading the model takes, where the files have every process load a whole copy."""
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[str, ...] = ()
     """How the files were understood where that is not obvious."""

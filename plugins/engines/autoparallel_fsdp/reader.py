@@ -20,7 +20,8 @@ from autoparallel_core.launch.trainer_flags import (
     trainer_arguments,
     whole_or_none,
 )
-from autoparallel_core.search.facts import is_moe
+from autoparallel_core.ops.params import parameter_counts
+from autoparallel_core.search.facts import is_moe, kv_heads, query_heads
 from autoparallel_core.spec.launch import Launch, Refusal
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.spec.strategy import RECOMPUTE, Strategy
@@ -154,8 +155,9 @@ def _launch(s: Settings, problem: Problem | None) -> Launch:
             task="lora" if a.get("lora") else None,
         ),
         software=_software(s),
+        loading_host_bytes=0.0 if problem is None or loads_once(s) is not False else whole_copies_bytes(problem),
         refusals=() if problem is None else tuple(refusals(s, problem)),
-        notes=tuple(_notes(s)),
+        notes=tuple(_notes(s, problem)),
         unmodelled=tuple(_unmodelled(s)),
         unknown=tuple(k for k in s.fsdp if k.startswith("fsdp_") and k not in QUIET),
         unset=a.unset,
@@ -168,6 +170,18 @@ def _software(s: Settings) -> dict[str, Any]:
         return {"cp_comm": "a2a"}
     stated = (s.config.get("parallelism_config") or {}).get("parallelism_config_cp_comm_strategy")
     return {"cp_comm": ROTATION[stated]} if stated in ROTATION else {}
+
+
+def loads_once(s: Settings) -> bool | None:
+    """Whether one process of a node reads the checkpoint and the others receive their shards; None: not stated."""
+    stated = s.fsdp.get("fsdp_cpu_ram_efficient_loading", s.fsdp.get("cpu_ram_efficient_loading"))
+    return None if stated is None else str(stated).lower() == "true"
+
+
+def whole_copies_bytes(problem: Problem) -> float:
+    """Host memory of one node whose processes load a copy each, in 32 bit (accelerate/utils/fsdp_utils.py upcasts)."""
+    processes = min(problem.cluster.gpus_per_node, problem.cluster.n_gpus)
+    return 4.0 * float(parameter_counts(problem.arch)["total"]) * processes
 
 
 def zero_stage(s: Settings) -> int:
@@ -229,6 +243,8 @@ def refusals(s: Settings, problem: Problem) -> Iterator[Refusal]:
     if sp > 1 and s.sizes.get("cp", 1) > 1:
         text = f"cp_size {s.sizes['cp']} and sp_size {sp} exclude each other; set one of them to 1"
         yield Refusal("cp or sp", text, CONFIG)
+    if sp > 1:
+        yield from _traded_heads(problem, sp)
     product = replicate * shard * tp * cp
     if s.sizes and processes and product != processes:
         text = f"dp_replicate {replicate} × dp_shard {shard} × tp {tp} × cp {cp} = {product} is not num_processes {processes}"
@@ -246,7 +262,24 @@ def refusals(s: Settings, problem: Problem) -> Iterator[Refusal]:
             yield Refusal(key, f"{key} is {value}; it must be {legal}", CONFIG)
 
 
-def _notes(s: Settings) -> Iterator[str]:
+def _traded_heads(problem: Problem, sp: int) -> Iterator[Refusal]:
+    """Ulysses scatters query heads; fewer key/value heads than ranks are replicated whole."""
+    source = "deepspeed/runtime/sequence_parallel/ulysses_sp.py, UlyssesSPAttentionHF"
+    for n in query_heads(problem.arch):
+        if n % sp:
+            yield Refusal("heads % sp", f"{n} query heads cannot be scattered over sp {sp} (remainder {n % sp})", source)
+    for n in kv_heads(problem.arch):
+        if n % sp and sp % n:
+            text = f"{n} key/value heads are neither a multiple nor a divisor of sp {sp}"
+            yield Refusal("kv heads vs sp", text, source)
+
+
+def _notes(s: Settings, problem: Problem | None) -> Iterator[str]:
+    if problem is not None and s.fsdp and loads_once(s) is None:
+        yield (
+            "fsdp_cpu_ram_efficient_loading is not set: unless the script builds the model on the meta device, every process "
+            f"loads a whole copy, {whole_copies_bytes(problem) / 1e9:,.0f} GB of host memory per node in 32 bit"
+        )
     if s.arguments.get("mbs") is None:
         yield "the files do not state the batch per device: 1 is taken"
     if s.sizes.get("tp", 1) > 1:
