@@ -9,12 +9,14 @@ from attrs import define, field
 
 from autoparallel_core.errors import SpecError
 from autoparallel_pytorch.formulate import EXCHANGE, WEIGHTS, Formulation
-from autoparallel_pytorch.graph import BACKWARD, FORWARD, Dtype, Graph, Node, Ref, map_refs
+from autoparallel_pytorch.graph import BACKWARD, FORWARD, Dtype, Graph, Meta, Node, Ref, map_refs
+from autoparallel_pytorch.local_regions import REGIONS
 from autoparallel_pytorch.localize import SIZE_ARGUMENT, lengths, localized
 from autoparallel_pytorch.machine import Machine
 from autoparallel_pytorch.placement import Placements, R, cuts, local_shape
 from autoparallel_pytorch.prices import Prices
 from autoparallel_pytorch.program import Info, Length, Offset, Program, Step, Value
+from autoparallel_pytorch.region_program import write
 from autoparallel_pytorch.regions import Classes
 from autoparallel_pytorch.transitions import Transitions
 from autoparallel_pytorch.views import Step as View
@@ -48,6 +50,8 @@ class _Emitter:
     """(tensor, placement, phase) → value. A forward value serves the backward only as its operator gave it."""
     _viewed: dict[tuple[int, Placements, int], int] = field(factory=dict)
     _phase: int = FORWARD
+    regions: dict[Any, dict[Ref, int]] = field(factory=dict)
+    """Values inside of regions, which their backward reads."""
 
     @property
     def machine(self) -> Machine:
@@ -138,6 +142,10 @@ class _Emitter:
         supply = iter(arguments)
         args = map_refs(node.args, lambda _: Value(next(supply)))
         kwargs = {name: map_refs(v, lambda _: Value(next(supply))) for name, v in node.kwargs.items()}
+        if node.op in REGIONS:
+            for i, (v, p) in enumerate(zip(write(self, node, arguments, outs), outs, strict=True)):
+                self._at[Ref(node.id, i), p, self._phase] = v
+            return
         op, args = localized(self.graph, node, outs, ins, self.machine.mesh.sizes, args)
         made = []
         for i, (meta, p) in enumerate(zip(node.outs, outs, strict=True)):
@@ -260,6 +268,17 @@ class _Emitter:
                 value = made
         self._viewed[key] = value
         return value
+
+    # --- the steps of a region (see ``local_regions``) --------------------------------------------------------------
+
+    def local(self, meta: Meta, placements: Placements) -> int:
+        """A value of a local shape."""
+        return self._value(meta.shape, meta.dtype, placements)
+
+    def inner_step(
+        self, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], outs: tuple[int, ...], node: int, seconds: float, kind: str
+    ) -> None:
+        self._step(op, args, kwargs, outs, node, seconds, kind, again=False)
 
     # --- writing --------------------------------------------------------------------------------------------------
 

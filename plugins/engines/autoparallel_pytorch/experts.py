@@ -70,7 +70,8 @@ class _Experts(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Any) -> Any:
-        found = list(experts_backward(grad, *ctx.saved_tensors, ctx.activation))
+        x, index, weight, gate, up, down = ctx.saved_tensors
+        found = experts_backward(grad, x, index, weight, gate, up, down, ctx.activation)
         dx, dweight, dgate = found[:3]
         return dx, None, dweight, dgate, found[3] if len(found) == 5 else None, found[-1], None
 

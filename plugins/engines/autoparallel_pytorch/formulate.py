@@ -23,10 +23,12 @@ from numpy.typing import NDArray
 from autoparallel_core.errors import SpecError
 from autoparallel_core.solve.couplings import Coupling
 from autoparallel_pytorch.graph import BACKWARD, FORWARD, Graph, Meta, Node, Ref
+from autoparallel_pytorch.local_regions import REGIONS
 from autoparallel_pytorch.machine import Machine
 from autoparallel_pytorch.own_rules import Rule
 from autoparallel_pytorch.placement import PMAX, PMIN, P, Placements, R, fits
 from autoparallel_pytorch.prices import Option, Prices
+from autoparallel_pytorch.region_program import region_rules, region_seconds
 from autoparallel_pytorch.regions import Classes
 from autoparallel_pytorch.rules import Rules
 from autoparallel_pytorch.transitions import Transitions
@@ -180,12 +182,20 @@ class _Builder:
             source = node.op
         elif self._constant[node.id]:
             rules, source = self.rules.of(self.graph, node).rules[:1], "constant"
+        elif node.op in REGIONS:
+            rules, source = (), "local_map"
         else:
             found = self.rules.of(self.graph, node)
             rules = tuple(r for r in found.rules if not any(p in (PMAX, PMIN) for p in r[1]))
             source = found.source
         metas = [self.graph.meta(r) for r in node.refs()]
-        slot = self._slot(key, node.id, rules, node.outs, metas, copies, source, self._pins(node, c))
+        fixed = None
+        if node.op in REGIONS:
+            rules, fixed = region_rules(self.graph, node, self.machine.mesh)
+        slot = self._slot(key, node.id, rules, node.outs, metas, copies, source, self._pins(node, c), fixed)
+        if node.op in REGIONS:
+            slot.cost[COMPUTE], slot.cost[EXCHANGE] = region_seconds(self.graph, node, self.machine, copies)
+            return
         if node.op == "parameter":
             slot.cost[UPDATE] = self._update(node, slot, copies)
         elif not node.placeholder:
@@ -202,6 +212,7 @@ class _Builder:
     def _slot(
         self, key: tuple[str, int, int, int], node: int, rules: tuple[Rule, ...], outs: Sequence[Meta | None],
         ins: Sequence[Meta], copies: int, source: str, pin: Placements | None,
+        fixed: tuple[int, ...] | None = None,
     ) -> Slot:  # fmt: skip
         sizes = self.machine.mesh.sizes
         allowed = []
@@ -209,7 +220,7 @@ class _Builder:
             some = self.narrow(key, m) if self.narrow is not None else None
             allowed.append(range(len(rules)) if some is None else [i for i in some if i < len(rules)])
         picks, out_rows, in_rows = [], [], []
-        for pick in product(*allowed):
+        for pick in product(*allowed) if fixed is None else [fixed]:
             chosen = [rules[i] for i in pick]
             o = tuple(tuple(r[0][j] for r in chosen) for j in range(len(outs)))
             i = tuple(tuple(r[1][j] for r in chosen) for j in range(len(ins)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 FORWARD, BACKWARD = 0, 1
 
@@ -136,6 +136,8 @@ class Graph:
     """What tracing left out or assumed, one sentence each."""
     constants: dict[str, Any]
     """Values of ``constant`` nodes by name, nested lists."""
+    regions: dict[str, Any] = field(factory=dict)
+    """Functions that the user controls; see ``local_regions``."""
     batch: int | None = None
     """The batch size that ``Size`` arguments were traced at; None: every size is fixed."""
     facts: dict[str, Any] | None = None

@@ -29,7 +29,7 @@ def one_operator(root: torch.nn.Module) -> Iterator[None]:
             del module.forward
 
 
-def _grouped_experts(module: torch.nn.Module) -> str | None:
+def _grouped_experts(module: Any) -> str | None:
     """The activation of a ``transformers`` module that was decorated with ``use_experts_implementation``; None for others."""
     fields = vars(module)
     config = fields.get("config")
@@ -41,10 +41,10 @@ def _grouped_experts(module: torch.nn.Module) -> str | None:
         return None
     if type(module)._apply_gate.__name__ != "_default_apply_gate":
         return None
-    return _ACTIVATIONS.get(getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", ""))
+    return _ACTIVATIONS.get(str(getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)))
 
 
-def _forward(module: torch.nn.Module, activation: str) -> Any:
+def _forward(module: Any, activation: str) -> Any:
     def forward(hidden_states: Any, top_k_index: Any, top_k_weights: Any) -> Any:
         return routed_experts(
             hidden_states, top_k_index, top_k_weights, module.gate_up_proj, None, module.down_proj, activation=activation

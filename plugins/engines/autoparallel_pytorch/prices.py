@@ -14,6 +14,7 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
+from autoparallel_core.ops.kernels import GemmModel
 from autoparallel_pytorch.graph import DTYPE_BYTES, Graph, Meta, Node, Ref
 from autoparallel_pytorch.machine import Machine
 from autoparallel_pytorch.placement import Placements, cuts, shards
@@ -137,7 +138,7 @@ class Prices:
             held = groups / cuts(outs[0] if outer else ins[1], sizes).get(0, 1)
             rows = x.shape[0] / groups
             m, width, depth = (k, n, rows) if outer else (rows, n, k)
-            seconds[i] = held * float(model.seconds(m, width, depth, out_bytes=float(DTYPE_BYTES[x.dtype])))
+            seconds[i] = held * _product_s(model, (m, width, depth), x.dtype)
         return np.maximum(seconds, self.machine.traffic_s(moved))
 
     def _experts(self, node: Node, metas: Sequence[Meta], options: Sequence[Option], moved: Array) -> Array:
@@ -155,7 +156,7 @@ class Prices:
             shapes = [(rows, inner, hidden), (rows, hidden, width)]
             if at:
                 shapes = [shapes[0], (rows, width, hidden), (hidden, width, rows), (inner, hidden, rows), (rows, hidden, inner)]
-            seconds[i] = held * sum(float(model.seconds(*s, out_bytes=float(DTYPE_BYTES[x.dtype]))) for s in shapes)
+            seconds[i] = held * sum(_product_s(model, s, x.dtype) for s in shapes)
             # Rows are copied in the experts' order and back; gated activations are written and read.
             copied = rows * held * (2.0 * hidden + 2.0 * inner) * (2.0 if at else 1.0)
             seconds[i] += float(self.machine.traffic_s(2.0 * copied * DTYPE_BYTES[x.dtype]))
@@ -181,6 +182,12 @@ class Prices:
 _MATMUL = {"aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1, "aten.baddbmm.default": 1}
 """Position of the left factor among the tensor inputs."""
 _LOOKUPS = frozenset({"aten.embedding.default", "aten.gather.default", "aten.index.Tensor"})
+
+
+def _product_s(model: GemmModel, shape: tuple[float, float, float], dtype: str) -> float:
+    """Of one product [m, k] × [k, n] by (m, n, k)."""
+    m, n, k = (np.asarray(s) for s in shape)
+    return float(model.seconds(m, n, k, out_bytes=float(DTYPE_BYTES[dtype])))
 
 
 def _local(meta: Meta, placements: Placements, sizes: Sequence[int]) -> tuple[float, ...]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from autoparallel_pytorch.formulate import WEIGHTS, Formulation, Slot
 from autoparallel_pytorch.graph import BACKWARD, FORWARD, Graph, Ref
+from autoparallel_pytorch.local_regions import REGIONS
 from autoparallel_pytorch.placement import shards
 from autoparallel_pytorch.regions import Classes
 from autoparallel_pytorch.views import chain_of, is_view
@@ -78,7 +79,7 @@ def states_of(graph: Graph, classes: Classes, form: Formulation, sizes: Sequence
                 held += len(members) * meta.bytes / cut
         bytes_.append(held)
         fixed.append(node.placeholder)
-        if node.placeholder or any(m in crossing for m in members):
+        if node.placeholder or node.op in REGIONS or any(m in crossing for m in members):
             known.append((KEPT,))
         elif wanted:
             known.append((AGAIN, KEPT))

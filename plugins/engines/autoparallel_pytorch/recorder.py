@@ -47,6 +47,9 @@ class Recorder(TorchDispatchMode):
         self._raw = False
         """Operators run without being written."""
         self._by_sequence: dict[int, str] = {}
+        self.regions: dict[str, Any] = {}
+        self.group_sizes: dict[str, int] = {}
+        """Ranks per process group, where a region's collectives are recorded."""
 
     # --- what the tracer uses -----------------------------------------------------------------------------------
 
@@ -77,6 +80,26 @@ class Recorder(TorchDispatchMode):
         node = self._node(op, self._plain(args), {k: self._plain(v) for k, v in kwargs.items()}, tuple(_meta(x) for x in outs))
         for i, x in enumerate(outs):
             self._keep(x, Ref(node.id, i))
+
+    @property
+    def where(self) -> str:
+        """The module whose forward runs."""
+        return self._modules[-1] or "the module"
+
+    def region(self, region: Any) -> str:
+        """Keep a region; the name that nodes give it."""
+        key = str(len(self.regions))
+        self.regions[key] = region
+        return key
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Operators run without being written."""
+        raw, self._raw = self._raw, True
+        try:
+            yield
+        finally:
+            self._raw = raw
 
     @contextmanager
     def watching(self, root: torch.nn.Module) -> Iterator[None]:
@@ -112,6 +135,8 @@ class Recorder(TorchDispatchMode):
             raise SpecError(self._random(func))
         if torch.Tag.dynamic_output_shape in func.tags and _by_values(name, args, kwargs):
             raise SpecError(self._dynamic(func))
+        if func.namespace == "_c10d_functional":
+            return self._collective(func, args)
         rewrite = CANONICAL.get(name)
         if rewrite is not None:
             with self:
@@ -124,6 +149,24 @@ class Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             return self._in_place(func, name, args, kwargs)
         return self.run(func, args, kwargs)
+
+    def _collective(self, func: Any, args: Sequence[Any]) -> torch.Tensor:
+        """A functional collective of a region, for the group's size on the mesh that is planned for."""
+        x, group = args[0], args[-1]
+        if func is torch.ops._c10d_functional.wait_tensor.default:
+            self._keep(out := self._meta_run(torch.ops.aten.alias.default, (x,), {}), self.ref(x))
+            return out
+        if group not in self.group_sizes:
+            raise SpecError(
+                f"{self.where} communicates with {func} outside of the device_mesh of a local_map; a plan does so by itself"
+            )
+        n, packet = self.group_sizes[group], func._schema.name.partition("::")[2]
+        rows = {"all_gather_into_tensor": x.shape[0] * n, "reduce_scatter_tensor": x.shape[0] // n if x.ndim else 0}
+        if packet not in {**rows, "all_reduce": 0, "all_to_all_single": 0}:
+            raise SpecError(f"{self.where} communicates with {func}, which plans do not know")
+        out = x.new_empty((rows[packet], *x.shape[1:])) if packet in rows else torch.empty_like(x)
+        self.emit(str(func), args, {}, (out,))
+        return out
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, name: str = "", plain: Any = None) -> Any:
         """Run an operator on meta tensors and write its node, or find an equal one of the same phase.

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from attrs import frozen
 
 from autoparallel_pytorch.graph import Dtype, Graph, Node, Ref, Size, refs_in
+from autoparallel_pytorch.local_regions import REGIONS
 
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=[./]|$)")
 
@@ -110,6 +111,8 @@ def _signature(node: Node, graph: Graph) -> object:
     """What equal nodes have in common: arguments without the tensors' names, and the tensors' shapes."""
     # A dropout's last argument counts the dropouts before it, so that each draws its own numbers.
     args = node.args[:2] if node.op == "autoparallel.dropout" else node.args
+    if node.op in REGIONS:
+        args = (graph.regions[args[0]].identity, *args[1:])
     return _shape(args, graph), tuple((k, _shape(v, graph)) for k, v in node.kwargs.items()), node.outs
 
 

@@ -45,6 +45,8 @@ def trace(module: torch.nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str
 
 def _sized_graph(module: torch.nn.Module, named: Mapping[str, Any], graph: Graph, batch: int) -> Graph:
     """The graph with sizes as functions of the batch. Raises SpecError when they are no linear ones."""
+    if graph.regions:
+        raise SpecError(f"{next(iter(graph.regions.values())).name} is recorded for the shapes that it was called with")
     other = batch + 1 if batch == 1 else 2 * batch
     sized = _with_sizes(graph, _record(module, named, batch=other), batch, other)
     if any(s.fixed for n in sized.nodes for s in _sizes((n.args, tuple(n.kwargs.values())))):
@@ -97,6 +99,7 @@ def _record(module: torch.nn.Module, named: Mapping[str, Any], *, batch: int | N
 
     from autoparallel_pytorch.intercept import intercepts
     from autoparallel_pytorch.known_modules import one_operator
+    from autoparallel_pytorch.local_regions import local_maps
     from autoparallel_pytorch.recorder import Recorder
 
     recorder = Recorder()
@@ -124,6 +127,7 @@ def _record(module: torch.nn.Module, named: Mapping[str, Any], *, batch: int | N
         stack.enter_context(one_operator(module))
         stack.enter_context(recorder)
         stack.enter_context(intercepts(recorder))
+        stack.enter_context(local_maps(recorder))
         result = _forward(module, states, structure.build(leaves))
         found, result_structure = flatten(result)
         refs: list[Ref] = []
@@ -147,6 +151,7 @@ def _record(module: torch.nn.Module, named: Mapping[str, Any], *, batch: int | N
         buffers=buffers,
         notes=recorder.notes,
         constants=recorder.constants,
+        regions=recorder.regions,
     )
     return prune(graph)
 
