@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from autoparallel_core.module_reading.names import Regions, label, labels, plain
+from autoparallel_core.module_reading.summary import moved_for
 from autoparallel_core.spec.module_plan import ModulePlan
 
 _SAME = 1e-9
@@ -116,7 +117,8 @@ def _collectives(x: Mapping[str, Any], y: Mapping[str, Any]) -> list[dict[str, A
     def of(d: Mapping[str, Any]) -> dict[Hashable, list[Mapping[str, Any]]]:
         groups: dict[Hashable, list[Mapping[str, Any]]] = {}
         for c in d["collectives"]:
-            groups.setdefault((c["kind"], c["mesh_dim"], plain(c["for"]), c["phase"], c["cause"]), []).append(c)
+            key = (c["kind"], c["mesh_dim"], plain(c["for"]), bool(c["gradient_of"]), c["phase"], c["cause"])
+            groups.setdefault(key, []).append(c)
         return groups
 
     p, q = of(x), of(y)
@@ -126,7 +128,7 @@ def _collectives(x: Mapping[str, Any], y: Mapping[str, Any]) -> list[dict[str, A
         if old["count"] == new["count"] and old["bytes"] == new["bytes"] and _close(old["seconds"], new["seconds"]):
             continue
         one = (p.get(key) or q[key])[0]
-        names = label(dict.fromkeys(c["for"] for c in [*p.get(key, []), *q.get(key, [])]))
+        names = moved_for([*p.get(key, []), *q.get(key, [])])
         same = {k: one[k] for k in ("kind", "mesh_dim", "phase", "cause")}
         out.append({**same, "for": names, "a": old, "b": new})
     return sorted(out, key=lambda c: -abs(c["a"]["seconds"] - c["b"]["seconds"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -22,6 +22,7 @@ def summary(plan: ModulePlan) -> dict[str, Any]:
         "mesh": plan.mesh,
         "cluster": {k: d["cluster"][k] for k in ("gpu", "n_gpus", "gpus_per_node")},
         "step_s": plan.step_s,
+        "tokens_per_s_per_gpu": None if (n := tokens(d)) is None else n / plan.step_s / d["cluster"]["n_gpus"],
         "cost": dict(d["cost"]),
         "compute": compute(d),
         "memory": {k: d["memory"][k] for k in ("peak_bytes", "limit_bytes", "peak_at", "by_cause")},
@@ -79,14 +80,14 @@ def collectives(d: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Collectives that repeat in every layer as one entry, dearest first; seconds and total bytes are those of all of them."""
     groups: dict[Hashable, list[Mapping[str, Any]]] = {}
     for c in d["collectives"]:
-        key = (c["kind"], c["mesh_dim"], plain(c["for"]), c["phase"], c["cause"], c["from"], c["to"], c["bytes"], c["dtype"])
+        key = (c["kind"], c["mesh_dim"], plain(c["for"]), bool(c["gradient_of"]), c["phase"], c["cause"], c["from"], c["to"], c["bytes"], c["dtype"])
         groups.setdefault(key, []).append(c)
     out = [
         {
             "kind": g[0]["kind"],
             "mesh_dim": g[0]["mesh_dim"],
             "ranks": g[0]["ranks"],
-            "for": label(dict.fromkeys(c["for"] for c in g)),
+            "for": moved_for(g),
             "phase": g[0]["phase"],
             "cause": g[0]["cause"],
             "from": g[0]["from"],
@@ -100,6 +101,20 @@ def collectives(d: Mapping[str, Any]) -> list[dict[str, Any]]:
         for g in groups.values()
     ]
     return sorted(out, key=lambda c: -c["seconds"])
+
+
+def moved_for(group: Sequence[Mapping[str, Any]]) -> str:
+    """What collectives serve: the parameters whose gradients they reduce, else the operators that read what they give."""
+    gradients = [c["gradient_of"] for c in group if c["gradient_of"]]
+    if gradients:
+        return f"gradient of {label(dict.fromkeys(gradients))}"
+    return label(dict.fromkeys(c["for"] for c in group))
+
+
+def tokens(d: Mapping[str, Any]) -> int | None:
+    """Tokens of one step, where the plan knows that its inputs are tokens."""
+    source = d.get("source") or {}
+    return source["seq_len"] * source["global_batch_size"] if source.get("kind") == "config" else None
 
 
 def recompute(d: Mapping[str, Any]) -> list[dict[str, Any]]:

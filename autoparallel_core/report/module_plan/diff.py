@@ -109,7 +109,7 @@ def _collectives(console: Console, rows: Sequence[Mapping[str, Any]], *, every: 
             Column("over", [r["mesh_dim"] for r in shown], right=False),
             Column("a", [_amount(r["a"]) for r in shown]),
             Column("b", [_amount(r["b"]) for r in shown]),
-            Column("for", [r["for"] for r in shown], right=False, words="{}"),
+            Column("for", [r["for"] for r in shown], right=False, words="{}", main=False),
         ],
     )
     _more(console, len(rows) - len(shown))
@@ -130,8 +130,8 @@ def _operators(console: Console, rows: Sequence[Mapping[str, Any]], *, every: bo
         console,
         [
             Column("node", [r["name"] for r in shown], right=False),
-            Column("a", [_placed(r["a"]) for r in shown], right=False),
-            Column("b", [_placed(r["b"]) for r in shown], right=False),
+            Column("a", [_placed(r["a"]) for r in shown], right=False, main=False, words="a: {}"),
+            Column("b", [_placed(r["b"]) for r in shown], right=False, main=False, words="b: {}"),
         ],
     )
     _more(console, len(rows) - len(shown))

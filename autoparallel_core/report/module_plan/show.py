@@ -42,6 +42,7 @@ def _head(console: Console, s: Mapping[str, Any]) -> None:
             "memory",
             f"{fmt.memory(memory['peak_bytes'])} of {fmt.memory(memory['limit_bytes'])} per GPU at its highest, {_where(memory)}",
         ),
+        *([("speed", f"{fmt.significant(s['tokens_per_s_per_gpu'], 4)} tokens/s per GPU")] if s["tokens_per_s_per_gpu"] else []),
         ("parameters", f"{fmt.memory(sum(p['bytes'] for p in s['parameters']))} in all, {_local(s)} per GPU"),
     ]
     if s["constraints"]["pins"]:
@@ -104,14 +105,18 @@ def _parameters(console: Console, entries: Sequence[Mapping[str, Any]], mesh: Ma
     print_records(
         console,
         [
-            Column("name", [p["names"] + (" (pinned)" if p["pinned"] else "") for p in entries], right=False),
-            Column("shape", [words.shape(p["shape"]) for p in entries]),
+            Column("name", [p["names"] for p in entries], right=False),
             Column("placement", [p["placement"] for p in entries], right=False),
             Column("per GPU", [fmt.memory(p["local_bytes"]) for p in entries]),
+            Column("shape", [words.shape(p["shape"]) for p in entries], main=False, words="{}"),
             Column("in all", [fmt.memory(p["bytes"]) for p in entries], main=False, words="{} in all"),
-            Column("", ["" if p["trained"] else "frozen" for p in entries], right=False, main=False, words="{}"),
+            Column("", [_marks(p) for p in entries], right=False, main=False, words="{}"),
         ],
     )
+
+
+def _marks(p: Mapping[str, Any]) -> str:
+    return ", ".join([*(["pinned"] if p["pinned"] else []), *([] if p["trained"] else ["frozen"])])
 
 
 def _ends(console: Console, s: Mapping[str, Any]) -> None:
@@ -135,7 +140,7 @@ def _collectives(console: Console, entries: Sequence[Mapping[str, Any]], *, ever
             Column("times", [f"{c['count']:,}" for c in shown]),
             Column("each", [fmt.memory(c["bytes"]) for c in shown]),
             Column("seconds", [fmt.seconds(c["seconds"]) for c in shown]),
-            Column("for", [c["for"] for c in shown], right=False, words="{}"),
+            Column("for", [c["for"] for c in shown], right=False, words="{}", main=False),
             Column("", [f"{c['from']} → {c['to']}" for c in shown], right=False, main=False, words="{}"),
         ],
     )

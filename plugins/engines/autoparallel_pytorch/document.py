@@ -11,7 +11,7 @@ from autoparallel_core.spec.module_plan import SCHEMA, VERSION, ModulePlan
 from autoparallel_core.version import version
 from autoparallel_pytorch import codec
 from autoparallel_pytorch.fingerprint import fingerprint
-from autoparallel_pytorch.formulate import KINDS, Slot
+from autoparallel_pytorch.formulate import KINDS, WEIGHTS, Slot
 from autoparallel_pytorch.graph import BACKWARD, DTYPE_BYTES
 from autoparallel_pytorch.placement import Placements, shards, text
 from autoparallel_pytorch.program import Program, Step
@@ -254,10 +254,13 @@ def _option(slot: Slot, k: int) -> dict[str, Any]:
 
 def collectives(program: Program, names: Sequence[str], planning: Planning) -> list[dict[str, Any]]:
     """Every collective of a step: what it moves, where, and how long it takes."""
-    return [_collective(s, program, names, planning) for s in program.steps if s.collective]
+    gradients = {ref.node: name for name, ref in planning.graph.gradients.items() if ref is not None}
+    return [_collective(s, program, names, planning, gradients) for s in program.steps if s.collective]
 
 
-def _collective(step: Step, program: Program, names: Sequence[str], planning: Planning) -> dict[str, Any]:
+def _collective(
+    step: Step, program: Program, names: Sequence[str], planning: Planning, gradients: Mapping[int, str]
+) -> dict[str, Any]:
     (value,) = step.reads()
     before, after = program.values[value], program.values[step.outs[0]]
     m = step.args[1]
@@ -271,6 +274,7 @@ def _collective(step: Step, program: Program, names: Sequence[str], planning: Pl
         "from": text(before.placements),
         "to": text(after.placements),
         "for": names[step.node],
+        "gradient_of": gradients.get(step.node) if step.kind == WEIGHTS and step.phase == BACKWARD else None,
         "phase": "backward" if step.phase == BACKWARD else "forward",
         "cause": step.kind,
         "seconds": step.seconds,

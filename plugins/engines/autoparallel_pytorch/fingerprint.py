@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-_VOLATILE = frozenset({"_name_or_path", "transformers_version", "_commit_hash", "architectures", "_attn_implementation_internal"})
+_PATHS = frozenset({"name_or_path"})
+"""Attributes of any module that say where it came from."""
+_VOLATILE = frozenset({
+    "_name_or_path", "name_or_path", "transformers_version", "_commit_hash", "architectures", "_attn_implementation_internal",
+    "dtype", "torch_dtype", "bos_token_id", "eos_token_id",
+})  # fmt: skip
+"""Fields of a configuration: where it came from, what only generation reads, and what the tensors themselves say."""
 
 
 def fingerprint(module: torch.nn.Module) -> dict[str, Any]:
@@ -65,7 +71,7 @@ def _dtype(x: torch.Tensor) -> str:
 
 def _settings(module: torch.nn.Module, *, root: bool) -> dict[str, Any]:
     """Plain attributes, and the configuration object's fields where there is one."""
-    found = {k: _plain(v) for k, v in vars(module).items() if not k.startswith("_") and _simple(v)}
+    found = {k: _plain(v) for k, v in vars(module).items() if not k.startswith("_") and k not in _PATHS and _simple(v)}
     config = getattr(module, "config", None)
     if root and config is not None and hasattr(config, "to_dict"):
         fields = {k: v for k, v in config.to_dict().items() if k not in _VOLATILE and _simple(v)}
