@@ -124,22 +124,30 @@ def _cuda_graph(s: Mapping[str, Any]) -> str | None:
     return "full_iteration" if impl == "full_iteration" or "full_iteration" in scopes else "partial"
 
 
-def recompute_modules(detail: Any) -> tuple[tuple[str, ...] | None, int, list[str]]:
-    """Selective modules (None: not stated), layers per pipeline stage under full recompute (0: all), and notes."""
+_LAYERS_PER_STAGE = r"(\d+) layers? per (\(?virtual\)? )?stage"
+
+
+def recompute_modules(detail: Any) -> tuple[tuple[str, ...] | None, list[str]]:
+    """Selective modules (None: not stated), and notes."""
     if detail is None or detail == []:
-        return (None if detail is None else ()), 0, []
+        return None if detail is None else (), []
     if isinstance(detail, str):
         text = detail.lower()
-        if m := re.search(r"(\d+) layers? per \(?(?:virtual\)? )?stage", text):
-            return None, int(m[1]), []
+        if re.search(_LAYERS_PER_STAGE, text):
+            return None, []
         found = tuple(dict.fromkeys(module for words, module in MODULE_WORDS.items() if words in text))
         if found or text.startswith("full"):
-            return found or None, 0, []
-        return None, 0, [f"recompute detail '{detail}' is not understood; the engine's default is taken"]
+            return found or None, []
+        return None, [f"recompute detail '{detail}' is not understood; the engine's default is taken"]
     names = [str(x) for x in detail if x != "-"]
     known = tuple(n for n in names if n in MODULES)
-    notes = [f"recompute module '{n}' has no term here" for n in names if n not in MODULES]
-    return known, 0, notes
+    return known, [f"recompute module '{n}' has no term here" for n in names if n not in MODULES]
+
+
+def recomputed_layers(detail: Any, vpp: int) -> int:
+    """Layers of a pipeline stage under full recompute, 0 for all: a number stated per virtual stage counts ``vpp`` times."""
+    m = re.search(_LAYERS_PER_STAGE, detail.lower()) if isinstance(detail, str) else None
+    return int(m[1]) * (vpp if m[2] else 1) if m else 0
 
 
 LINK_GBIT = {"omnipath": 100.0}

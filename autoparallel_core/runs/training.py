@@ -12,7 +12,7 @@ from attrs import evolve
 from autoparallel_core.cluster import build_cluster
 from autoparallel_core.errors import SpecError
 from autoparallel_core.runs.record import RunRecord
-from autoparallel_core.runs.settings import nic_bytes_per_s, recompute_modules, software_changes
+from autoparallel_core.runs.settings import nic_bytes_per_s, recompute_modules, recomputed_layers, software_changes
 from autoparallel_core.runs.shared import Shared, Translated, count_of
 from autoparallel_core.spec.strategy import RECOMPUTE, Strategy
 from autoparallel_core.spec.workload import TrainingWorkload
@@ -84,7 +84,7 @@ def _workload(
     if batch < mbs * d["dp"]:
         raise SpecError(f"a global batch of {batch} sequences is less than micro-batch {mbs} × dp {d['dp']}")
     changes, more = software_changes(record.settings, arch.num_layers)
-    modules, _, unknown = recompute_modules(record.strategy.get("recompute_detail"))
+    modules, unknown = recompute_modules(record.strategy.get("recompute_detail"))
     notes += more + unknown
     if modules is not None:
         changes["recompute_modules"] = modules
@@ -150,12 +150,13 @@ def _strategy(record: RunRecord, spec: EngineSpec, d: Mapping[str, int], mbs: in
     sp = s.get("sequence_parallel")
     if sp is None and d["tp"] > 1:
         notes.append("sequence parallelism not stated: on")
-    _, per_stage, _ = recompute_modules(s.get("recompute_detail"))
+    vpp = d["vpp"] if d["pp"] > 1 else 1
     return Strategy(
-        tp=d["tp"], sp=int(d["tp"] > 1 and (sp is None or bool(sp))), pp=d["pp"], vpp=d["vpp"] if d["pp"] > 1 else 1, cp=d["cp"],
+        tp=d["tp"], sp=int(d["tp"] > 1 and (sp is None or bool(sp))), pp=d["pp"], vpp=vpp, cp=d["cp"],
         ep=d["ep"], etp=d["etp"], dp=d["dp"], shard=_shard(sharding, record.settings, ranks, zero, notes), zero=int(zero),
         mbs=mbs,
-        recompute=RECOMPUTE.index(recompute), recompute_layers=per_stage if recompute == "full" else 0,
+        recompute=RECOMPUTE.index(recompute),
+        recompute_layers=recomputed_layers(s.get("recompute_detail"), vpp) if recompute == "full" else 0,
         offload=int(bool(record.settings.get("optimizer_cpu_offload"))),
     )  # fmt: skip
 

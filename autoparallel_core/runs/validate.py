@@ -138,7 +138,9 @@ def _evaluate(problem: Problem, questions: Sequence[Translated], host: Host) -> 
         over = figures.reserved_bytes[i] > UNCERTAIN * figures.capacity_bytes
         if not (t.open_recompute and over) or t.unpredicted:
             continue
-        tried = _more_recompute(t.strategy, problem.arch.num_layers)
+        tried = _more_recompute(problem, t.strategy, host)
+        if not tried:
+            continue
         more = evaluate(problem, StrategyBatch.of(tried), host)
         enough = [row for row in range(len(tried)) if more.reserved_bytes[row] <= UNCERTAIN * more.capacity_bytes]
         if enough:
@@ -153,13 +155,18 @@ def settled_strategy(question: Translated, host: Host) -> Strategy:
     return _evaluate(question.problem, [question], host)[0].strategy
 
 
-def _more_recompute(strategy: Strategy, layers: int) -> list[Strategy]:
-    """Stronger recompute in rising order: selective, full for some layers of a stage, full for all."""
-    stage = -(-layers // strategy.pp)
-    some = sorted({-(-stage * k // RECOMPUTE_STEPS) for k in range(1, RECOMPUTE_STEPS)} - {stage})
+def _more_recompute(problem: Problem, strategy: Strategy, host: Host) -> list[Strategy]:
+    """Stronger recompute in rising order: selective, full for some layers of a stage, full for all; as the engine can."""
+    from autoparallel_core.search.rules import rules_for, violations
+
+    stage, vpp = -(-problem.arch.num_layers // strategy.pp), strategy.vpp
+    some = sorted({-(-stage * k // (RECOMPUTE_STEPS * vpp)) * vpp for k in range(1, RECOMPUTE_STEPS)} - {stage})
     out = [] if strategy.recompute else [evolve(strategy, recompute=1)]
-    out += [evolve(strategy, recompute=2, recompute_layers=n) for n in some]
-    return [*out, evolve(strategy, recompute=2)]
+    out += [evolve(strategy, recompute=2, recompute_layers=n) for n in some if n < stage]
+    out.append(evolve(strategy, recompute=2))
+    rules = rules_for(problem, host)
+    own = {v.rule for v in violations(problem, strategy, rules)}
+    return [s for s in out if {v.rule for v in violations(problem, s, rules)} <= own]
 
 
 def training_figures(e: Evaluation, row: int) -> dict[str, Any]:

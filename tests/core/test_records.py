@@ -18,7 +18,7 @@ from autoparallel_core.errors import SpecError
 from autoparallel_core.host import host
 from autoparallel_core.records import RunRecord, Unreadable, parse_record, read_records, to_problem
 from autoparallel_core.runs.record import version_in
-from autoparallel_core.runs.settings import nic_bytes_per_s, recompute_modules, software_changes
+from autoparallel_core.runs.settings import nic_bytes_per_s, recompute_modules, recomputed_layers, software_changes
 from autoparallel_core.runs.translate import Translator
 from autoparallel_core.runs.validate import document, predict_records
 from autoparallel_core.runs.weights import deployed_config, own_quantisation
@@ -172,7 +172,7 @@ def test_sharding_as_stated():
 
 def test_partial_full_recompute_counts_a_stage():
     s = {"tp": 1, "pp": 4, "vpp": 2, "recompute": "full", "recompute_detail": "block, 1 layers per (virtual) stage"}
-    assert translated(record(strategy=s)).strategy.recompute_layers == 1
+    assert translated(record(strategy=s)).strategy.recompute_layers == 2
     assert translated(record(strategy=s | {"recompute_detail": None})).strategy.recompute_layers == 0
 
 
@@ -247,14 +247,16 @@ def test_settings_that_are_not_understood_are_noted():
         (["-", "mla_up_proj"], ("mla_up_proj",), 0),
         ("op-level selective AC", ("op",), 0), ("core attention", ("core_attn",), 0),
         ("RMSNorm and MLA up-projection", ("layernorm", "mla_up_proj"), 0),
-        ("block, 1 layers per (virtual) stage", None, 1), ("full", None, 0),
+        ("block, 1 layers per (virtual) stage", None, 8), ("block, 3 layers per virtual stage", None, 24),
+        ("2 layers per stage", None, 2), ("full", None, 0),
     ],
 )  # fmt: skip
 def test_recompute_detail(detail, modules, layers):
-    found, per_chunk, notes = recompute_modules(detail)
-    assert (None if found is None else set(found), per_chunk, notes) == (None if modules is None else set(modules), layers, [])
-    assert recompute_modules("something else")[2]
-    assert recompute_modules(["core_attn", "unheard"])[2] == ["recompute module 'unheard' has no term here"]
+    found, notes = recompute_modules(detail)
+    assert (None if found is None else set(found), notes) == (None if modules is None else set(modules), [])
+    assert recomputed_layers(detail, vpp=8) == layers
+    assert recompute_modules("something else")[1]
+    assert recompute_modules(["core_attn", "unheard"])[1] == ["recompute module 'unheard' has no term here"]
 
 
 # --- serving ----------------------------------------------------------------------------------------------------
@@ -461,3 +463,16 @@ def test_published_training_runs_are_covered_and_break_almost_no_rule():
     assert not [p for p in out.values() if p.status == "error"]
     breaking = [p.id for p in out.values() if any(n.startswith("breaks a rule") for n in p.notes)]
     assert len(breaking) <= 0.02 * len(rows)
+
+
+def test_recompute_that_a_record_leaves_open_is_one_that_the_engine_can_do():
+    """Megatron counts the layers of each virtual stage, torchtitan recomputes every layer or none."""
+    from autoparallel_core.runs.validate import settled_strategy
+
+    batch = {"workload__global_batch_size": 2048}
+    megatron = record(strategy={"tp": 1, "pp": 4, "vpp": 4, "micro_batch_size": 4}, **batch)
+    torchtitan = record(engine="torchtitan", strategy={"tp": 1, "pp": 1, "micro_batch_size": 8}, **batch)
+    for r, possible in ((megatron, lambda n: n % 4 == 0), (torchtitan, lambda n: n == 0)):
+        settled = settled_strategy(translated(r), host())
+        assert settled.recompute == 2
+        assert possible(settled.recompute_layers)
