@@ -195,13 +195,13 @@ class ServingHardware:
                 out[rows] = price(kind, n_bytes[rows], int(r))
         return out
 
-    def hop_s(self, n_bytes: Array, span: float) -> Array:
+    def hop_s(self, n_bytes: Array, span: Array) -> Array:
         """Sending to the next pipeline stage of an instance of ``span`` GPUs: over the network once it leaves the domain."""
         tiers, c = self.problem.cluster.tiers, self.problem.constant
-        if span <= tiers[0].ranks:
-            return np.asarray(max(tiers[0].latency_s, c("serving_collective_s")) + n_bytes / tiers[0].bytes_per_s)
+        inside = max(tiers[0].latency_s, c("serving_collective_s")) + n_bytes / tiers[0].bytes_per_s
         rate = tiers[-1].bytes_per_s * c("scale_out_efficiency")
-        return np.asarray(max(tiers[-1].latency_s, c("scale_out_latency_s")) + n_bytes / rate)
+        across = max(tiers[-1].latency_s, c("scale_out_latency_s")) + n_bytes / rate
+        return np.where(span <= tiers[0].ranks, inside, across)
 
     def _inside(self, kind: str, n_bytes: Array, ranks: int) -> Array:
         """The fastest measured implementation; the link's rate where nothing is measured."""

@@ -199,7 +199,8 @@ def cycle_s(
         body = whole[rows] - head - host
         stages = body[:, None] * sizes / layers
         stages[:, -1] += head
-        hop = hw.hop_s(sequences[rows] * problem.arch.hidden_size * 2.0, float((batch.tp * batch.attn_dp)[rows].max() * pp))
+        span = (batch.tp * batch.attn_dp * batch.pp)[rows].astype(np.float64)
+        hop = hw.hop_s(sequences[rows] * problem.arch.hidden_size * 2.0, span)
         slowest = stages.max(axis=1) + host + hop
         waiting = 1.0 + problem.constant("serving_stage_wait") * (pp - 1.0)
         cycle[rows] = np.maximum(stages.sum(axis=1) + pp * (host + hop), micro[rows] * slowest * waiting)

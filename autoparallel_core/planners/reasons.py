@@ -156,8 +156,11 @@ def next_best(problem: Problem, plan: Plan, after: Plan) -> str:
         return f"{name} is as fast (within {TIE:.0%}) and " + ("leaves less room" if _tighter(plan, after) else "less plain")
     before = plan_seconds(problem, plan)
     more, cause = largest_increase(before, plan_seconds(problem, after))
-    unit = f"{more / sum(before.values()):.1%} more GPU time" if shares_gpus(problem, plan) else f"{_seconds(more)} more"
-    why = f", mostly by {unit} for {title(cause)}" if cause else ""
+    total = sum(before.values())
+    if not cause or total <= 0:
+        return f"{name} is {1 - ratio:.1%} slower"
+    unit = f"{more / total:.1%} more GPU time" if shares_gpus(problem, plan) else f"{_seconds(more)} more"
+    why = f", mostly by {unit} for {title(cause)}"
     return f"{name} is {1 - ratio:.1%} slower{why}"
 
 

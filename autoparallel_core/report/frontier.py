@@ -12,6 +12,7 @@ from rich.console import Console
 from autoparallel_core.report import format as fmt
 from autoparallel_core.report.console import heading, put
 from autoparallel_core.report.layout import Column, print_bands
+from autoparallel_core.report.serving import per_user
 from autoparallel_core.search.frontier import Frontier, LoadPoint
 from autoparallel_core.search.price import price_per_million_tokens
 from autoparallel_core.spec.problem import Problem
@@ -41,7 +42,7 @@ def point_columns(problem: Problem, points: Sequence[LoadPoint]) -> list[Column]
     price = problem.inference.gpu_hour_price
     columns = [
         Column("", names),
-        Column("tok/s\n/user", [fmt.significant(p.tokens_per_s_per_user) for p in points]),
+        Column("tok/s\n/user", [per_user(p.tpot_s) for p in points]),
         Column("output\ntok/s/GPU", [fmt.significant(p.output_tokens_per_s_per_gpu, 4) for p in points]),
         Column("requests\nin flight", [f"{p.concurrency:,}" for p in points]),
         Column("TTFT", [fmt.seconds(p.ttft_s) for p in points]),

@@ -149,7 +149,8 @@ def _more(fast: Plan, slow: Plan, *, unit: bool = False) -> str:
 
     before = per_token(fast)
     more, cause = largest_increase(before, per_token(slow))
-    return f", mostly by {more / sum(before.values()):.0%} more GPU time for {title(cause)}" if cause else ""
+    total = sum(before.values())
+    return f", mostly by {more / total:.0%} more GPU time for {title(cause)}" if cause and total > 0 else ""
 
 
 def surroundings(

@@ -135,3 +135,11 @@ def test_a_server_may_take_a_part_of_a_node(serve):
     assert (found["n_nodes"], found["n_gpus"]) == (1, 2)
     assert serve("--n-gpus", "1").code == 3
     assert "2 GPUs of one node are the fewest that fit" in serve("--find-min-nodes").words
+
+
+@pytest.mark.parametrize("goal", ["throughput", "latency", "cost"])
+def test_one_output_token_is_an_answer(serve, goal):
+    ran = serve("--isl", "100", "--osl", "1", "--goal", goal, "--pareto", "--disaggregate", "--gpu-hour-price", "1")
+    assert ran.code == 0
+    assert "warning" not in ran.err
+    assert serve("--isl", "100", "--osl", "1", "--goal", goal, "--disaggregate", "--json").json["frontier"]["points"]
