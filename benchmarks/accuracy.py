@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/accuracy.py TRAINING.jsonl [--crossvalidation FILE] [--out docs/explanation/accuracy.md]
 
-``--crossvalidation`` takes the output of benchmarks/crossvalidate.py, which runs for ten minutes.
+``--crossvalidation`` takes the output of benchmarks/crossvalidate.py training, which runs for ten minutes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOP = """# How accurate the training predictions are
 
 Written by
 
-    python benchmarks/crossvalidate.py TRAINING.jsonl > crossvalidation.txt
+    python benchmarks/crossvalidate.py training TRAINING.jsonl > crossvalidation.txt
     python benchmarks/accuracy.py TRAINING.jsonl --crossvalidation crossvalidation.txt
 
 on run records that are not part of the project: 651 published runs from 1 to 16,384 GPUs, A100 to GB300 and MI355X, dense,

@@ -1,6 +1,6 @@
 """Fit of the serving constants on measured runs, and its cross-validation over model families.
 
-Usage: python benchmarks/crossvalidate_serving.py FILE.jsonl [--fit] [--folds] [--evaluations N]
+Usage: python benchmarks/crossvalidate.py serving FILE.jsonl [--fit] [--folds] [--evaluations N]
 
 Without flags: errors of the shipped constants. ``--fit``: constants fitted on all runs, and their errors. ``--folds``:
 every model family is predicted with constants fitted on the other families. Time per token and offline throughput
@@ -190,13 +190,14 @@ def report(title: str, runs: Sequence[Run]) -> None:
                 )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv: list[str]) -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="crossvalidate.py serving", description=__doc__, formatter_class=raw)
     parser.add_argument("file", type=Path, help="run records")
     parser.add_argument("--fit", action="store_true", help="fit on all runs and print the constants")
     parser.add_argument("--folds", action="store_true", help="cross-validate over model families")
     parser.add_argument("--evaluations", type=int, default=6, metavar="N", help="iterations of a fit (default 6)")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     runs = read(args.file)
     Predictor(runs)({})
     report("Shipped constants", runs)
@@ -220,7 +221,3 @@ def family(run: Run) -> str:
     """Models that share an architecture and its name: the words in front of the first figure of the version."""
     name = run.record.name.rsplit("/", 1)[-1].lower()
     return name.split("-")[0] if not name.startswith("llama-4") else "llama-4"
-
-
-if __name__ == "__main__":
-    main()
