@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from autoparallel_core.spec.cluster import Gpu
     from autoparallel_core.spec.config import ConfigView
     from autoparallel_core.spec.launch import Launch
-    from autoparallel_core.spec.module_plan import ModulePlanner
+    from autoparallel_core.spec.module_plan import ModulePlanner, OperatorRule
     from autoparallel_core.spec.problem import EngineSpec, Problem
     from autoparallel_core.spec.rule import Rule
     from autoparallel_core.spec.space import Space
@@ -357,6 +357,24 @@ class PlannerHooks:
                         return {"output_error": 0.0}
 
                 return Replicating()
+        """
+
+    @hookspec
+    def operator_rules(self) -> Mapping[str, OperatorRule] | None:
+        """How operators that the tensor library has no rule for may be sharded, by full name (``namespace.name.overload``).
+
+        A rule gives, for one mesh dimension, the placements of outputs and tensor inputs with which the operator may run
+        on pieces: ``S(0)`` a piece of dimension 0, ``R`` the whole, ``P`` a part of a sum. Backward operators have rules of
+        their own. Two plugins with a rule for one operator are a conflict that names both.
+
+        Example::
+
+            @hookimpl
+            def operator_rules():
+                def rows(shapes, arguments):
+                    return [(["S(0)"], ["S(0)", "R"]), (["P"], ["P", "R"])]
+
+                return {"toy.blend.default": OperatorRule(rows, flops=lambda shapes: 2.0 * shapes[0][0] * shapes[0][1])}
         """
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoparallel_core.cluster import build_cluster
-from autoparallel_core.errors import SpecError, UnknownPlugin
+from autoparallel_core.errors import PluginConflict, SpecError, UnknownPlugin
 from autoparallel_core.spec.module_plan import ModulePlan, ModulePlanner, ModuleRequest, read_module_plan
 
 if TYPE_CHECKING:
     from autoparallel_core.host import Host
     from autoparallel_core.spec.cluster import Cluster
+    from autoparallel_core.spec.module_plan import OperatorRule
     from autoparallel_core.spec.module_source import BuiltModule, ModuleSource
 
 
@@ -83,7 +84,7 @@ def plan(
         memory_limit_bytes=memory_limit_bytes,
         optimizer_bytes=optimizer_bytes,
         time_limit_s=time_limit_s,
-        options=options,
+        options=with_operator_rules(options, plugins),
     )
     made = planner_of(plugins).plan(module, args, kwargs, request)
     return ModulePlan({**made.document, "source": None if source is None else source.document()})
@@ -129,7 +130,8 @@ def verify(
 
     found = plan if isinstance(plan, ModulePlan) else read_module_plan(plan)
     given = {"module": module, "inputs": inputs} if module is not None else {"source": source}
-    return planner_of(host or default_host()).verify(found, {**given, **options})
+    plugins = host or default_host()
+    return planner_of(plugins).verify(found, {**given, **with_operator_rules(options, plugins)})
 
 
 def apply(module: Any, plan: ModulePlan | Path | str, mesh: Any = None, *, host: Host | None = None, **options: Any) -> Any:
@@ -149,6 +151,23 @@ def apply(module: Any, plan: ModulePlan | Path | str, mesh: Any = None, *, host:
 
     found = plan if isinstance(plan, ModulePlan) else read_module_plan(plan)
     return planner_of(host or default_host()).apply(module, found, {"mesh": mesh, **options})
+
+
+def with_operator_rules(options: Mapping[str, Any], host: Host) -> dict[str, Any]:
+    """The options with the plugins' ``rules`` and ``flops`` by operator; those that the caller gives come first.
+
+    Raises:
+        PluginConflict: two plugins have a rule for one operator.
+    """
+    found: dict[str, tuple[Any, OperatorRule]] = {}
+    for info, rules in host.call("planners", "operator_rules"):
+        for name, rule in rules.items():
+            if name in found:
+                raise PluginConflict(f"operator {name} has a rule of both {found[name][0]} and {info}")
+            found[name] = (info, rule)
+    rules = {name: rule.placements for name, (_, rule) in found.items()}
+    flops = {name: rule.flops for name, (_, rule) in found.items() if rule.flops is not None}
+    return {**options, "rules": {**rules, **options.get("rules", {})}, "flops": {**flops, **options.get("flops", {})}}
 
 
 def planner_of(host: Host) -> ModulePlanner:

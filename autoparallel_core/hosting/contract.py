@@ -219,6 +219,17 @@ def check_module_planner(result: Any, _: Mapping[str, Any]) -> str | None:
     return f"must return an object with the methods build, plan, apply and verify, not {kind_of(result)}"
 
 
+def check_operator_rules(result: Any, _: Mapping[str, Any]) -> str | None:
+    """``operator_rules``: rules by operators' full names."""
+    from autoparallel_core.spec.module_plan import OperatorRule
+
+    wrong = _mapping(result, OperatorRule, "operator name → OperatorRule")
+    if wrong is not None:
+        return wrong
+    short = next((n for n in result if n.count(".") != 2), None)
+    return None if short is None else f"names an operator '{short}'; write namespace.name.overload, as in aten.mm.default"
+
+
 CHECKS: Mapping[str, Check] = {
     "parse_family": check_family,
     "parse_mixer": check_blocks,
@@ -238,4 +249,5 @@ CHECKS: Mapping[str, Check] = {
     "planners": lambda r, _: _mapping(r, str, "planner name → sentence"),
     "plan": check_result,
     "module_planner": check_module_planner,
+    "operator_rules": check_operator_rules,
 }

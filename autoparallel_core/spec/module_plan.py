@@ -7,7 +7,7 @@ plans (hook ``module_planner``).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -88,6 +88,21 @@ def read_module_plan(path: Path | str) -> ModulePlan:
     if missing:
         raise SpecError(f"plan {path}: lacks {', '.join(missing)}")
     return ModulePlan(document)
+
+
+Placed = tuple[Sequence[str], Sequence[str]]
+"""Placements of the outputs and of the tensor inputs on one mesh dimension: ``R``, ``S(dimension)`` or ``P``."""
+
+
+@frozen
+class OperatorRule:
+    """How an operator may be sharded, and what it computes (hook ``operator_rules``)."""
+
+    placements: Callable[[Sequence[tuple[int, ...]], Sequence[Any]], Sequence[Placed]]
+    """(shapes of the tensor inputs, all arguments with None for tensors) → placements with which the operator, run on the
+    pieces, gives the pieces of its result. All replicated need not be listed."""
+    flops: Callable[[Sequence[tuple[float, ...]]], float] | None = None
+    """Shapes of the tensor inputs of one rank → FLOPs; None: it takes the time of its memory traffic."""
 
 
 @frozen(kw_only=True)

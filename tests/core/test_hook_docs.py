@@ -25,7 +25,7 @@ from autoparallel_core.spec import blocks
 from autoparallel_core.spec.cluster import Gpu
 from autoparallel_core.spec.config import ConfigView
 from autoparallel_core.spec.launch import Launch
-from autoparallel_core.spec.module_plan import ModulePlan, ModuleRequest
+from autoparallel_core.spec.module_plan import ModulePlan, ModuleRequest, OperatorRule
 from autoparallel_core.spec.problem import EngineSpec, Problem
 from autoparallel_core.spec.rule import Rule
 from autoparallel_core.spec.space import Space
@@ -39,7 +39,7 @@ NAMES = {
     "np": np, "re": re, "time": time, "Path": Path, "hookimpl": hookimpl, "Gpu": Gpu, "EngineSpec": EngineSpec, "Rule": Rule,
     "Launch": Launch, "ModulePlan": ModulePlan, "Space": Space, "Strategy": Strategy, "SearchResult": SearchResult,
     "explain_strategy": explain_strategy, "enumerate_space": enumerate_space, "rules_for": rules_for,
-    "attention_block": blocks.attention_block,
+    "OperatorRule": OperatorRule, "attention_block": blocks.attention_block,
     "mlp_block": blocks.mlp_block, "moe_block": blocks.moe_block, "__file__": __file__,
 }  # fmt: skip
 CONFIG = {
@@ -171,3 +171,13 @@ def test_module_planner_example(host: Host) -> None:
     plan = planner.plan(None, (), {}, ModuleRequest(cluster=None, mesh_names=("dp",), mesh_sizes=(4,)))  # type: ignore[arg-type]
     assert plan.mesh == {"dp": 4}
     assert planner.verify(plan, {}) == {"output_error": 0.0}
+
+
+def test_operator_rules_example(host: Host) -> None:
+    from autoparallel_core.module_planning import with_operator_rules
+
+    options = with_operator_rules({"flops": {"toy.other.default": max}}, host)
+    (placements,) = (rule for name, rule in options["rules"].items() if name == "toy.blend.default")
+    assert placements([(4, 8), (8,)], (None, None))[0] == (["S(0)"], ["S(0)", "R"])
+    assert options["flops"]["toy.blend.default"]([(4.0, 8.0), (8.0,)]) == 64.0
+    assert options["flops"]["toy.other.default"] is max

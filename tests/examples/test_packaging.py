@@ -56,7 +56,7 @@ def test_the_wheels_hold_what_they_should(wheels: dict[str, Path]) -> None:
     assert set(wheels) == {"autoparallel_advisor", "autoparallel_example"}
     tops = {name: {n.split("/")[0] for n in zipfile.ZipFile(w).namelist()} for name, w in wheels.items()}
     assert tops["autoparallel_example"] == {
-        "example_gaudi", "example_lattice", "example_tandem", "autoparallel_example-1.0.0.dist-info",
+        "example_gaudi", "example_lattice", "example_scan", "example_tandem", "autoparallel_example-1.0.0.dist-info",
     }  # fmt: skip
     ours = {t for t in tops["autoparallel_advisor"] if not t.endswith(".dist-info")}
     assert "autoparallel_core" in ours

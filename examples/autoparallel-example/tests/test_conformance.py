@@ -2,7 +2,7 @@
 
 from autoparallel_core.testing.conformance import *  # noqa: F403
 
-PLUGINS = ["gaudi", "lattice", "tandem"]
+PLUGINS = ["gaudi", "lattice", "scan", "tandem"]
 CONFIGS = {
     "tiny": {
         "model_type": "tandem",

@@ -22,9 +22,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, TupleStrategy
 
 from autoparallel_core.errors import SpecError
-from autoparallel_pytorch.graph import Dtype, Graph, Node, Ref, Size
+from autoparallel_pytorch.graph import Dtype, Graph, Node, Ref, Size, map_refs
 from autoparallel_pytorch.own_rules import OWN, Rule, pointwise, replicated
-from autoparallel_pytorch.placement import PMAX, PMIN, P, R
+from autoparallel_pytorch.placement import PMAX, PMIN, P, R, parse
 
 TESTED = ("2.13", "2.14")
 """From this version of torch up to, not including, that one."""
@@ -65,8 +65,9 @@ class Rules:
         n_out, n_in = len(node.outs), len(metas)
         base = replicated(n_out, n_in)
         if node.op in self._extra:
-            given = _checked(node.op, self._extra[node.op](tuple(m.shape for m in metas), node.args), n_out, n_in)
-            return Found(_unique([base, *given]), "user")
+            plain = map_refs(node.args, lambda _: None)
+            given = _checked(node.op, self._extra[node.op](tuple(m.shape for m in metas), plain), n_out, n_in)
+            return Found(_unique([base, *(r for r in given if _sound(r, node, metas))]), "user")
         if node.op in OWN:
             return Found(_unique([base, *OWN[node.op](node, metas)]), "planner")
         op = overload(node.op)
@@ -132,7 +133,10 @@ def overload(name: str) -> Any:
     try:
         return getattr(getattr(getattr(torch.ops, namespace), packet), variant)
     except AttributeError:
-        raise SpecError(f"torch {torch.__version__} has no operator {name}") from None
+        raise SpecError(
+            f"torch {torch.__version__} has no operator {name}"
+            + ("" if namespace == "aten" else ": import the package that registers it first")
+        ) from None
 
 
 def _code(p: Any) -> int | None:
@@ -185,6 +189,8 @@ def _checked(op: str, given: Any, n_out: int, n_in: int) -> list[Rule]:
 def _user_code(p: Any) -> int:
     if isinstance(p, int):
         return p
+    if isinstance(p, str):
+        return parse(p, 1)[0]
     code = _code(p)
     if code is None:
         raise ValueError(p)

@@ -56,6 +56,7 @@ def verify(plan: ModulePlan, options: Mapping[str, Any]) -> dict[str, Any]:
 
     Options:
         module: the module, or a reduced one; ``inputs``: its arguments (a mapping or a sequence).
+        rules, flops: of operators, by name; see ``autoparallel_core.spec.module_plan.OperatorRule``.
         reduce: False takes the module as it is, on the plan's own mesh.
         processes: a number of gloo processes instead of one process.
         seed: of the weights' and inputs' random numbers.
@@ -76,7 +77,7 @@ def verify(plan: ModulePlan, options: Mapping[str, Any]) -> dict[str, Any]:
     sizes = _mesh(sizes, processes) if options.get("reduce", True) else sizes
     named = bind(small.forward, *_arguments(inputs))
     named = _small_inputs(named, small, sizes) if options.get("reduce", True) else named
-    program, structure, constants = _program(plan, small, named, sizes)
+    program, structure, constants = _program(plan, small, named, sizes, options)
     payload = Payload(program, structure, constants, tuple(plan.document["mesh"]["names"]), sizes, small, named)
     expected, gradients = _unsharded(small, named)
     if processes is None:
@@ -148,7 +149,7 @@ def _small_inputs(named: Mapping[str, Any], module: torch.nn.Module, sizes: Sequ
 
 
 def _program(
-    plan: ModulePlan, module: torch.nn.Module, named: Mapping[str, Any], sizes: tuple[int, ...]
+    plan: ModulePlan, module: torch.nn.Module, named: Mapping[str, Any], sizes: tuple[int, ...], options: Mapping[str, Any]
 ) -> tuple[Program, Any, dict[str, Any]]:
     document = plan.document
     # Traced in the planned dtype, so that casts have their places; run in 32 bit or more, so that errors are the plan's.
@@ -162,7 +163,8 @@ def _program(
     for s in sizes:
         n *= s
     cluster = build_cluster(gpu, n, gpus_per_node=n)
-    request = ModuleRequest(cluster=cluster, mesh_names=tuple(document["mesh"]["names"]), mesh_sizes=sizes)
+    rules = {k: options[k] for k in ("rules", "flops") if k in options}
+    request = ModuleRequest(cluster=cluster, mesh_names=tuple(document["mesh"]["names"]), mesh_sizes=sizes, options=rules)
     planning = Planning.of(graph, request)
     planning.form = planning.formulate()
     chosen = choices(document, graph, planning.form)

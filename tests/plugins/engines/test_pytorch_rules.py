@@ -84,6 +84,38 @@ def test_a_users_rule_is_taken_and_checked() -> None:
         Rules({"aten.mm.default": lambda *_: [((0,), (0,))]}).of(graph, product)
 
 
+def test_torchs_own_registration_gives_a_rule() -> None:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    @torch.library.custom_op("autoparallel_test::flip_rows", mutates_args=(), schema="(Tensor x) -> Tensor")
+    def flip_rows(x: torch.Tensor) -> torch.Tensor:
+        return x.flip(1)
+
+    flip_rows.register_fake(torch.empty_like)
+    graph = traced(Applied(torch.ops.autoparallel_test.flip_rows), [torch.ones(4, 4)])
+    flipped = next(n for n in graph.nodes if n.op == "autoparallel_test.flip_rows.default")
+    assert Rules().of(graph, flipped).source == "none"
+
+    @register_sharding(torch.ops.autoparallel_test.flip_rows.default)
+    def rows(_x: object) -> list[object]:
+        return [([Replicate()], [Replicate()]), ([Shard(0)], [Shard(0)])]
+
+    found = Rules().of(graph, flipped)
+    assert found.source == "torch"
+    assert found.rules == (((R,), (R,)), ((0,), (0,)))
+    assert error(graph, flipped, ((0,), (0,))) == 0.0
+
+
+class Applied(nn.Module):
+    def __init__(self, f: object) -> None:
+        super().__init__()
+        self.f, self.weight = f, nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.f(x * self.weight)
+
+
 def test_an_operator_without_a_rule_is_reported_with_its_cost() -> None:
     class Rolled(nn.Module):
         def __init__(self) -> None:
