@@ -49,6 +49,14 @@ _LISTS: dict[str, tuple[str, ...]] = {
 
 _WEIGHTS: dict[str, dict[str, Any]] = {
     "fp8_block128": {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head", "gate"]},
+    "fp8": {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"linear": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}},
+        "ignore": ["lm_head"],
+    },
+    "fp8_and_cache": {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "ignore": ["lm_head"]},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
     "mxfp4_experts": {"quant_method": "mxfp4", "modules_to_not_convert": ["self_attn", "router", "embed_tokens", "lm_head"]},
     "int4_experts": {
         "quant_method": "compressed-tensors",
@@ -70,12 +78,15 @@ def _data() -> dict[str, Any]:
 
 
 def facts() -> dict[str, dict[str, Any]]:
-    """Each model's short facts, those of its family underneath."""
+    """Each model's short facts, those of its family, or of the model it is like, underneath."""
     data = _data()
     out = {}
     for name, own in data["model"].items():
         base = data["family"][own["family"]] if "family" in own else {}
         out[name] = {**base, **own, "more": {**base.get("more", {}), **own.get("more", {})}}
+    for name, own in data["also"].items():
+        differs = {k: v for k, v in own.items() if k != "like"}
+        out[name] = {**out[own["like"]], **differs}
     return out
 
 

@@ -28,6 +28,23 @@ def test_published_size_and_no_field_unread(name):
 
 
 @pytest.mark.parametrize(
+    ("name", "like", "kinds"),
+    [
+        ("meta-llama/Meta-Llama-3.1-70B-Instruct", "meta-llama/Llama-3.1-70B", {"bf16"}),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "Qwen/Qwen3-235B-A22B", {"fp8_block128", "bf16"}),
+        ("nvidia/Llama-3.1-70B-Instruct-FP8", "meta-llama/Llama-3.1-70B", {"fp8", "bf16"}),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "meta-llama/Llama-3.3-70B-Instruct", {"fp8", "bf16"}),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "Qwen/Qwen2.5-72B-Instruct", {"int4_g128z", "bf16"}),
+    ],
+)
+def test_further_names_are_the_same_model_stored_as_they_say(name, like, kinds):
+    arch, first = load_model(name, host()), load_model(like, host())
+    assert parameter_counts(arch) == parameter_counts(first)
+    assert set(formats(arch)) == kinds
+    assert FACTS[name]["vocab"] == FACTS[like]["vocab"]
+
+
+@pytest.mark.parametrize(
     ("name", "published_billions"),
     [("Qwen/Qwen3-235B-A22B", 22), ("Qwen/Qwen3-30B-A3B", 3.3), ("deepseek-ai/DeepSeek-V3", 37.5), ("openai/gpt-oss-120b", 5.7),
      ("openai/gpt-oss-20b", 4.2), ("moonshotai/Kimi-K2-Instruct", 32.9), ("mistralai/Mixtral-8x7B-Instruct-v0.1", 12.9),
