@@ -82,6 +82,7 @@ def test_plugins_lists_both(python: Path) -> None:
     assert {n: (p["kind"], p["version"], p["status"]) for n, p in example.items()} == {
         "gaudi": ("hardware", "1.0.0", "loaded"),
         "lattice": ("engines", "1.0.0", "loaded"),
+        "scan": ("planners", "1.0.0", "loaded"),
         "tandem": ("models", "1.0.0", "loaded"),
     }
     assert set(example["lattice"]["hooks"]) == {"engines", "search_space", "rules", "memory", "adjust_cost"}
