@@ -26,7 +26,7 @@ from autoparallel_pytorch.graph import BACKWARD, FORWARD, Graph, Meta, Node, Ref
 from autoparallel_pytorch.local_regions import REGIONS
 from autoparallel_pytorch.machine import Machine
 from autoparallel_pytorch.own_rules import Rule
-from autoparallel_pytorch.placement import PMAX, PMIN, P, Placements, R, fits
+from autoparallel_pytorch.placement import PMAX, PMIN, P, Placements, R, which_fit
 from autoparallel_pytorch.prices import Option, Prices
 from autoparallel_pytorch.region_program import region_rules, region_seconds
 from autoparallel_pytorch.regions import Classes
@@ -219,16 +219,20 @@ class _Builder:
         for m in range(len(sizes)):
             some = self.narrow(key, m) if self.narrow is not None else None
             allowed.append(range(len(rules)) if some is None else [i for i in some if i < len(rules)])
-        picks, out_rows, in_rows = [], [], []
-        for pick in product(*allowed) if fixed is None else [fixed]:
-            chosen = [rules[i] for i in pick]
-            o = tuple(tuple(r[0][j] for r in chosen) for j in range(len(outs)))
-            i = tuple(tuple(r[1][j] for r in chosen) for j in range(len(ins)))
-            whole = all(m is None or fits(p, sizes, m.shape) for p, m in zip(o, outs, strict=True))
-            if whole and all(fits(p, sizes, m.shape) for p, m in zip(i, ins, strict=True)):
-                picks.append(pick)
-                out_rows.append(o)
-                in_rows.append(i)
+        wanted = list(product(*allowed)) if fixed is None else [fixed]
+        grid = np.array(wanted, dtype=np.int64).reshape(len(wanted), len(sizes))  # [K, mesh dimensions]
+        fitting = np.ones(len(grid), dtype=bool)
+        tensors = []
+        for side, metas in ((0, outs), (1, ins)):
+            codes = np.array([r[side] for r in rules], dtype=np.int64).reshape(len(rules), len(metas))
+            for j, meta in enumerate(metas):
+                tensors.append(codes[:, j][grid])
+                if meta is not None:
+                    fitting &= which_fit(tensors[-1], sizes, meta.shape)
+        rows = [[tuple(p) for p in t[fitting].tolist()] for t in tensors]
+        picks = [tuple(p) for p in grid[fitting].tolist()]
+        out_rows = list(zip(*rows[: len(outs)], strict=True)) if outs else [()] * len(picks)
+        in_rows = list(zip(*rows[len(outs) :], strict=True)) if ins else [()] * len(picks)
         if pin is not None:
             keep = [k for k, o in enumerate(out_rows) if o and o[0] == pin]
             if not keep:
@@ -353,7 +357,7 @@ class _Builder:
         key = (tuple(given), tuple(asked), meta.shape, meta.bytes)
         core = self._cores.get(key)
         if core is None:
-            core = np.array([self.transitions.cost(p, asked, meta.shape, float(meta.bytes)) for p in given])
+            core = self.transitions.table(given, asked, meta.shape, float(meta.bytes))
             self._cores[key] = core
         table = Coupling(core, give_at, ask_at).scaled(float(count))
         if u == v:

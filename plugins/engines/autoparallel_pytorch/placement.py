@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autoparallel_core.errors import SpecError
 
 R = -1
@@ -66,6 +69,17 @@ def cuts(placements: Sequence[int], mesh: Sequence[int]) -> dict[int, int]:
 def fits(placements: Sequence[int], mesh: Sequence[int], shape: Sequence[int]) -> bool:
     """Whether every piece has the same shape."""
     return all(d < len(shape) and shape[d] and shape[d] % n == 0 for d, n in cuts(placements, mesh).items())
+
+
+def which_fit(placements: NDArray[np.int64], mesh: Sequence[int], shape: Sequence[int]) -> NDArray[np.bool_]:
+    """:func:`fits` of many placements [N, mesh dimensions] at once."""
+    found = np.ones(len(placements), dtype=bool)
+    for d in range(int(placements.max(initial=-1)) + 1):
+        here = placements == d
+        length = shape[d] if d < len(shape) else 0
+        pieces = np.where(here, np.asarray(mesh), 1).prod(axis=1)
+        found &= ~here.any(axis=1) | ((length > 0) & (length % pieces == 0))
+    return found
 
 
 def local_shape(placements: Sequence[int], mesh: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:

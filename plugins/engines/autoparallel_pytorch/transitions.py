@@ -38,6 +38,10 @@ _TINY = 1e-10
 """Seconds of a step that moves nothing: fewer steps are better among equals."""
 
 
+_AT_ONCE = 64
+"""Sources of one search: their distances stay in the cache."""
+
+
 class Move(NamedTuple):
     """One step of a redistribution."""
 
@@ -70,15 +74,23 @@ class Transitions:
     _rows: dict[tuple[bool, tuple[int, ...], float, Placements], Array] = field(factory=dict)
     _allowed: dict[tuple[bool, tuple[int, ...]], NDArray[np.bool_]] = field(factory=dict)
 
-    def cost(self, source: Placements, targets: Sequence[Placements], shape: Sequence[int], n_bytes: float) -> Array:
-        """Seconds from one placement to each of several, float64[len(targets)]."""
-        graph, extremes = self._graph(source, shape)
-        key = (extremes, tuple(shape), float(n_bytes), source)
-        row = self._rows.get(key)
-        if row is None:
-            row = _distances(graph, graph.index[source], self._costs(graph, extremes, shape, n_bytes))
-            self._rows[key] = row
-        return row[[graph.index[t] for t in targets]]
+    def table(self, sources: Sequence[Placements], targets: Sequence[Placements], shape: Sequence[int], n_bytes: float) -> Array:
+        """Seconds from each placement of some to each of others, float64[len(sources), len(targets)]."""
+        rows: list[Array] = [np.zeros(0)] * len(sources)
+        for extremes in (False, True):
+            own = [i for i, s in enumerate(sources) if any(p in (PMAX, PMIN) for p in s) == extremes]
+            if not own:
+                continue
+            graph = self._graph(sources[own[0]], shape)[0]
+            wanted = np.array([graph.index[t] for t in targets])
+            keys = [(extremes, tuple(shape), float(n_bytes), sources[i]) for i in own]
+            new = [k for k in keys if k not in self._rows]
+            if new:
+                cost = self._costs(graph, extremes, shape, n_bytes)
+                self._rows |= dict(zip(new, _distances(graph, [graph.index[k[3]] for k in new], cost), strict=True))
+            for i, k in zip(own, keys, strict=True):
+                rows[i] = self._rows[k][wanted]
+        return np.array(rows)
 
     def path(
         self, source: Placements, target: Placements, shape: Sequence[int], n_bytes: float
@@ -173,12 +185,26 @@ def _build(machine: Machine, ndim: int, extremes: bool) -> _States:
     return _States(states, index, np.array(tail), np.array(head), moves, np.array(fixed), np.array(per_byte))
 
 
-def _distances(graph: _States, source: int, cost: Array) -> Array:
-    """Bellman-Ford over all steps at once; paths are as long as the mesh has dimensions, times a few."""
-    best = np.full(len(graph.states), np.inf)
-    best[source] = 0.0
-    while True:
-        before = best.copy()
-        np.minimum.at(best, graph.head, before[graph.tail] + cost)
-        if np.array_equal(best, before):
-            return best
+def _distances(graph: _States, sources: Sequence[int], cost: Array) -> Array:
+    """[sources, U]: Bellman-Ford over the steps, in place; paths are as long as the mesh has dimensions, times a few."""
+    usable = np.flatnonzero(np.isfinite(cost))
+    usable = usable[np.argsort(graph.head[usable], kind="stable")]
+    heads, starts, counts = np.unique(graph.head[usable], return_index=True, return_counts=True)
+    # The first step into every state that has one, then the second, …
+    rounds = []
+    for i in range(int(counts.max(initial=0))):
+        edges = usable[starts[counts > i] + i]
+        rounds.append((heads[counts > i], graph.tail[edges], cost[edges, None]))
+    out = np.empty((len(sources), len(graph.states)))
+    for first in range(0, len(sources), _AT_ONCE):
+        some = sources[first : first + _AT_ONCE]
+        best = np.full((len(graph.states), len(some)), np.inf)
+        best[some, np.arange(len(some))] = 0.0
+        changed = True
+        while changed:
+            before = best.copy()
+            for into, tail, seconds in rounds:
+                best[into] = np.minimum(best[into], best[tail] + seconds)
+            changed = not np.array_equal(best, before)
+        out[first : first + _AT_ONCE] = best.T
+    return out
