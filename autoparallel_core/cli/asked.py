@@ -14,6 +14,7 @@ from autoparallel_core.cli.flags import CLUSTER, KV_DTYPES, MANUAL, MODEL, PROBL
 from autoparallel_core.cli.parser import Parser
 from autoparallel_core.errors import SpecError
 from autoparallel_core.launch.write import QUESTION
+from autoparallel_core.reading.source import near_names
 
 if TYPE_CHECKING:
     from autoparallel_core.host import Host
@@ -143,7 +144,7 @@ def _merge_model(out: argparse.Namespace, launch: Launch, question: argparse.Nam
     if launch.model is not None:
         raise SpecError(
             f"the files name the model '{launch.model}', which is neither a directory with a config.json here nor one of the "
-            "catalogue; give --model-path or --model"
+            f"catalogue{near_names(launch.model, host.catalogue())}; give --model-path or --model"
         )
     raise SpecError("the files do not say which model they run; give --model-path or --model")
 

@@ -76,10 +76,17 @@ def from_catalogue(name: str, catalogue: Mapping[str, Mapping[str, Any]]) -> tup
         return short[0], catalogue[short[0]]
     if short:
         raise UnknownPlugin(f"model '{name}' is ambiguous: {', '.join(sorted(short))}")
+    raise UnknownPlugin(
+        f"unknown model '{name}': neither a file nor one of the {len(catalogue)} models of the catalogue"
+        f"{near_names(name, catalogue)}"
+    )
+
+
+def near_names(name: str, catalogue: Mapping[str, Any]) -> str:
+    """`` (did you mean A, B?)``, or nothing when no name of the catalogue is near."""
     tails = {k.rsplit("/", 1)[-1].casefold(): k for k in catalogue}
-    near = difflib.get_close_matches(wanted.rsplit("/", 1)[-1], tails, n=3, cutoff=0.6)
-    hint = f"; did you mean {', '.join(tails[n] for n in near)}?" if near else ""
-    raise UnknownPlugin(f"unknown model '{name}': neither a file nor one of the {len(catalogue)} models of the catalogue{hint}")
+    near = difflib.get_close_matches(name.casefold().rsplit("/", 1)[-1], tails, n=3, cutoff=0.6)
+    return f" (did you mean {', '.join(tails[n] for n in near)}?)" if near else ""
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
