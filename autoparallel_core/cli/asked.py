@@ -126,7 +126,11 @@ def merged(args: argparse.Namespace, launch: Launch, question: argparse.Namespac
 
 
 def _merge_model(out: argparse.Namespace, launch: Launch, question: argparse.Namespace, host: Host) -> None:
-    if any(getattr(out, d, None) is not None for d in _MODEL_DESTS):
+    given = [d for d in _MODEL_DESTS if getattr(out, d, None) is not None]
+    sizes = given and not set(given) & {"model", "model_path"}
+    if sizes and launch.model_fields:  # what the files leave open, such as the tokenizer's vocabulary
+        _add_fields(out, launch)
+    if given:
         return
     if launch.model is not None and (flag := _loadable(launch.model, host)) is not None:
         setattr(out, flag, launch.model)
@@ -138,8 +142,12 @@ def _merge_model(out: argparse.Namespace, launch: Launch, question: argparse.Nam
             setattr(out, d, getattr(question, d))
         return
     if launch.model_fields:
-        for name, value in launch.model_fields.items():
-            setattr(out, name, value)
+        _add_fields(out, launch)
+        if out.vocab_size is None:
+            raise SpecError(
+                "the files give the model's sizes without its vocabulary, which is the tokenizer's: give --vocab-size, "
+                "or the whole model by --model or --model-path"
+            )
         return
     if launch.model is not None:
         raise SpecError(
@@ -147,6 +155,12 @@ def _merge_model(out: argparse.Namespace, launch: Launch, question: argparse.Nam
             f"catalogue{near_names(launch.model, host.catalogue())}; give --model-path or --model"
         )
     raise SpecError("the files do not say which model they run; give --model-path or --model")
+
+
+def _add_fields(out: argparse.Namespace, launch: Launch) -> None:
+    for name, value in launch.model_fields.items():
+        if getattr(out, name, None) is None:
+            setattr(out, name, value)
 
 
 def _loadable(model: str, host: Host) -> str | None:

@@ -270,7 +270,8 @@ def sequence_degree_text(strategy: Strategy) -> str:
     s = strategy
     parts = ([f"2 × cp {s.cp}"] if s.cp > 1 else []) + ([f"tp {s.tp}"] if s.sp and s.tp > 1 else [])
     degree = (2 * s.cp if s.cp > 1 else 1) * (s.tp if s.sp else 1)
-    return f"{' × '.join(parts)} = {degree}"
+    text = " × ".join(parts)
+    return f"{text} = {degree}" if "×" in text else text
 
 
 def shard_group(source: str, *, with_cp: bool = True, rule_id: str = "shard group", **bounds: Any) -> Rule:

@@ -49,7 +49,11 @@ TABLE: tuple[Option, ...] = (
         "--cpu-offloading", "--accumulate-allreduce-grads-in-fp32", "--moe-grouped-gemm", "--disable-bias-linear",
         "--no-check-for-nan-in-loss-and-grad=no_nan_check", "--moe-router-pre-softmax=pre_softmax", "--add-qkv-bias",
     ),
-    *options("off", "--no-overlap-p2p-communication=p2p_overlap"),
+    *options(
+        "off", "--no-overlap-p2p-communication=p2p_overlap", "--no-bias-swiglu-fusion=swiglu_fusion",
+        "--no-bias-gelu-fusion=gelu_fusion", "--no-bias-dropout-fusion=dropout_fusion", "--no-rope-fusion=rope_fusion",
+        "--no-persist-layer-norm=persist_layer_norm",
+    ),
 )  # fmt: skip
 
 PER_NODE = ("rank", "local-rank", "node-rank", "local_rank")

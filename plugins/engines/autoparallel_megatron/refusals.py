@@ -40,7 +40,7 @@ def refusals(p: Parsed, problem: Problem, environment: Mapping[str, str], vpp: i
     yield from _virtual(p, problem)
     yield from _uneven(p, problem, vpp)
     yield from _layout(p, problem)
-    yield from _context(p, problem)
+    yield from _context(p)
     yield from _recompute(p)
     yield from _sharding(p, problem, environment)
     yield from _optimizer(p, environment)
@@ -159,7 +159,7 @@ def _layout(p: Parsed, problem: Problem) -> Iterator[Refusal]:
         yield Refusal("layout mtp", f"the layout has {joined.count('m')} MTP layers and --mtp-num-layers is {stated}", LAYOUT)
 
 
-def _context(p: Parsed, problem: Problem) -> Iterator[Refusal]:
+def _context(p: Parsed) -> Iterator[Refusal]:
     cp, kinds, levels = p.get("cp", 1), p.get("cp_comm_type") or [], p.get("hierarchical")
     seq, positions = p.get("seq"), p.get("positions")
     if levels and all(str(n).isdigit() for n in levels) and math.prod(int(n) for n in levels) != cp:

@@ -181,8 +181,8 @@ RULES: tuple[Rule, ...] = (
         "heads % a2a cp",
         lambda p, s: (p.software.cp_comm == "a2a") & (_heads_to_trade(p, s.tp)[0] % s.cp != 0),
         lambda p, s: (
-            f"{_heads_to_trade(p, s.tp)[0]} heads per tensor-parallel rank cannot be scattered over cp {s.cp} (--cp-comm-type a2a)"
-            + common.instead("cp", s.cp, lambda v: _heads_to_trade(p, s.tp)[0] % v == 0)
+            f"{_heads_to_trade(p, s.tp)[0]} heads per tensor-parallel rank cannot be scattered over cp {s.cp} "
+            "(--cp-comm-type a2a)" + common.instead("cp", s.cp, lambda v: _heads_to_trade(p, s.tp)[0] % v == 0)
         ),
         f"{CONFIG}: cp_comm_type a2a scatters heads",
     ),

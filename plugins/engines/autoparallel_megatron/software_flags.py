@@ -36,6 +36,8 @@ def software_of(
         out["cp_comm"] = EXCHANGES[exchange]
     if kernel := _attention(p):
         out["attention_kernel"] = kernel
+    if passes := _elementwise(p):
+        out["elementwise"] = passes
     if graph := _graphs(p):
         out["cuda_graph"] = graph
     if p.get("precise_opt", default=False):
@@ -109,6 +111,19 @@ def _attention(p: Parsed) -> str | None:
     if p.get("transformer_impl") == "local" and backend is None:
         return "unfused"
     return None
+
+
+FUSIONS = ("swiglu_fusion", "gelu_fusion", "dropout_fusion", "rope_fusion", "persist_layer_norm")
+"""Flags that turn a fused element-wise kernel off, by their names here."""
+
+
+def _elementwise(p: Parsed) -> str | None:
+    """Megatron's own layers have fewer fused passes than Transformer Engine's, and none with the fusions turned off."""
+    off = sum(not p.get(k, default=True) for k in FUSIONS)
+    local = p.get("transformer_impl") == "local"
+    if off == 0 and not local:
+        return None
+    return "unfused" if off >= 2 and local else "partly-fused"
 
 
 def _graphs(p: Parsed) -> str | None:
