@@ -21,7 +21,7 @@ from scipy.optimize import least_squares
 
 import autoparallel_core as ap
 from autoparallel_core.cost.serving_hardware import ServingHardware
-from autoparallel_core.cost.serving_load import Demand, steady_state
+from autoparallel_core.cost.serving_load import Demand, reserved_tokens, steady_state
 from autoparallel_core.cost.serving_memory import serving_memory
 from autoparallel_core.errors import AutoparallelError
 from autoparallel_core.records import RunRecord, read_records
@@ -103,7 +103,8 @@ def read(path: Path) -> list[Run]:
         if t.unpredicted or not all(record.measured.get(k) for k in needed):
             continue
         batch = StrategyBatch.of([t.strategy])
-        runs.append(Run(record, t.problem, batch, serving_memory(t.problem, batch, host).kv_tokens_per_instance))
+        memory = serving_memory(t.problem, batch, host)
+        runs.append(Run(record, t.problem, batch, memory.capacity_tokens(reserved_tokens(t.problem))))
     return runs
 
 

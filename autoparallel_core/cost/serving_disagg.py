@@ -13,7 +13,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from autoparallel_core.cost.serving_hardware import ServingHardware
-from autoparallel_core.cost.serving_load import Demand, cycle_s, drafts_s, total_s
+from autoparallel_core.cost.serving_load import Demand, cycle_s, drafts_s, reserved_tokens, total_s
 from autoparallel_core.cost.serving_memory import ServingMemory
 from autoparallel_core.cost.serving_policy import scheduler_limits
 from autoparallel_core.cost.serving_step import Load, step_seconds
@@ -84,11 +84,11 @@ def decode_instances(
     return DecodeInstances(tpot, sequences / (demand.osl * tpot))
 
 
-def slots(hw: ServingHardware, memory: ServingMemory, demand: Demand, batch: StrategyBatch) -> Array:
+def slots(hw: ServingHardware, memory: ServingMemory, batch: StrategyBatch) -> Array:
     """Sequences that the cache and the engine's limit let one decode instance hold."""
-    reserved = demand.isl + hw.problem.constant("serving_reserved_output") * demand.osl
+    reserved = reserved_tokens(hw.problem)
     limit = float(scheduler_limits(hw.problem).max_num_seqs) * batch.attn_dp
-    return np.asarray(np.minimum(np.floor(memory.kv_tokens_per_instance / reserved), limit))
+    return np.asarray(np.minimum(np.floor(memory.capacity_tokens(reserved) / reserved), limit))
 
 
 def transfer_s(hw: ServingHardware, sender_bytes: float, receiver_bytes: float, cluster: Cluster, n_gpus: int) -> float:

@@ -116,6 +116,12 @@ def steady_state(
     )  # fmt: skip
 
 
+def reserved_tokens(problem: Problem) -> float:
+    """Tokens for which engines keep room per running request, on average: its prompt and a part of its output."""
+    work = problem.inference
+    return float(work.isl + problem.constant("serving_reserved_output") * work.osl)
+
+
 def _last_batch(requests: Array, in_flight: Array) -> Array:
     """Sequences of the last, partly filled batch of a finite run; a full batch where there is none."""
     left = np.where(np.isfinite(requests), requests, 0.0) % in_flight
@@ -131,7 +137,7 @@ def _mean_over_waves(waves: Array, cycle: Array, last: Array) -> Array:
 
 def _in_flight(problem: Problem, d: Demand, dp: Array, ranks: Array, kv_capacity_tokens: Array) -> tuple[Array, Array]:
     """Sequences per instance that run together, and those that are wanted."""
-    reserved = d.isl + problem.constant("serving_reserved_output") * d.osl
+    reserved = d.isl + problem.constant("serving_reserved_output") * d.osl  # of every row's own demand
     slots = np.maximum(np.floor(kv_capacity_tokens / reserved), 0.0)
     limit = float(scheduler_limits(problem).max_num_seqs) * ranks
     wanted = np.where(np.isfinite(d.concurrency), d.concurrency / dp, np.maximum(np.minimum(slots, limit), 1.0))

@@ -88,6 +88,10 @@ class ServingMemory:
     page_tokens: Array
     windows_free: bool
     """Whether layers with a window give back what they passed."""
+    window_pool_ratio: float | None = None
+    """Tokens in the windows' own pool over those in the pool of full attention; None: they share pages."""
+    state_pool_ratio: float = 0.0
+    """Bytes set aside for states over those for tokens; 0: they share pages."""
 
     @property
     def fits(self) -> NDArray[np.bool_]:
@@ -120,9 +124,31 @@ class ServingMemory:
 
     def concurrency_at(self, context: Array | float) -> Array:
         """Whole sequences of ``context`` tokens that one instance holds."""
+        return np.floor(self.sequences_at(context)) * self.attn_dp
+
+    def capacity_tokens(self, context: Array | float) -> Array:
+        """Tokens of running sequences, each of ``context`` tokens, that one instance holds.
+
+        Where layers with a window or a state take less than a slot per token this is not what an engine prints as its cache's
+        size.
+        """
+        if not (len(self.window_bytes_per_token) > 1 and self.windows_free) and not self.state_bytes_per_sequence.any():
+            return self.kv_tokens_per_instance
+        return np.asarray(self.sequences_at(context) * context * self.attn_dp)
+
+    def sequences_at(self, context: Array | float) -> Array:
+        """Sequences of ``context`` tokens that one attention rank holds, with the fraction of one."""
+        budget, state = np.maximum(self.kv_cache_bytes, 0.0), self.state_bytes_per_sequence
         with np.errstate(divide="ignore", invalid="ignore"):
-            per_rank = np.floor(np.maximum(self.kv_cache_bytes, 0.0) / self.sequence_bytes(context))
-        return per_rank * self.attn_dp
+            if self.state_pool_ratio and state.any():
+                tokens = budget / (1.0 + self.state_pool_ratio) / (self.sequence_bytes(context) - state)
+                states = budget / (1.0 + 1.0 / self.state_pool_ratio) / state
+                return np.where(state > 0, np.minimum(tokens, states), budget / self.sequence_bytes(context))
+            if self.window_pool_ratio is not None and len(self.window_bytes_per_token) > 1:
+                window = float(max(self.window_bytes_per_token))
+                held = np.minimum(np.asarray(context, dtype=np.float64), window)
+                return np.asarray(np.minimum(self.kv_tokens / context, self.window_pool_ratio * self.kv_tokens / held))
+            return np.asarray(budget / self.sequence_bytes(context))
 
     def longest_context(self, concurrency: float) -> Array:
         """Most tokens per sequence at ``concurrency`` sequences per instance, by bisection; 0 when not one token fits."""
@@ -130,7 +156,7 @@ class ServingMemory:
         low, high = np.zeros(len(self.attn_dp)), np.full(len(self.attn_dp), float(1 << 40))
         while np.any(high - low > 1):
             mid = np.floor((low + high) / 2)
-            ok = per_rank * self.sequence_bytes(mid) <= self.kv_cache_bytes
+            ok = per_rank <= self.sequences_at(np.maximum(mid, 1.0))
             low, high = np.where(ok, mid, low), np.where(ok, high, mid)
         return low
 
@@ -198,6 +224,8 @@ def serving_memory(problem: Problem, batch: StrategyBatch, host: MemoryHook) -> 
         window_bytes_per_token={int(k): v for k, v in prefixed("window ").items()},
         page_tokens=full["page"],
         windows_free=policy.mixed_cache != "uniform",
+        window_pool_ratio=policy.window_pool_ratio if policy.mixed_cache == "pools" else None,
+        state_pool_ratio=policy.state_pool_ratio,
     )
     object.__setattr__(memory, "max_concurrency", memory.concurrency_at(float(problem.inference.context_tokens)))
     return memory

@@ -19,14 +19,14 @@ from autoparallel_core.spec.problem import Problem
 
 def print_outlook(console: Console, problem: Problem, best: Plan, found: Outlook, *, pareto: bool) -> None:
     """What lies beside the best deployment: other loads, other goals."""
-    if said := [*goodput(problem, found), *trade_off(problem, best, found.contrast)]:
+    if said := [*goodput(problem, best, found), *trade_off(problem, best, found.contrast)]:
         heading(console, "At other loads")
         bullets(console, said)
     if pareto:
         print_frontier(console, problem, found.frontier)
 
 
-def goodput(problem: Problem, found: Outlook) -> list[str]:
+def goodput(problem: Problem, best: Plan, found: Outlook) -> list[str]:
     """The most requests per second within the limits, where there are any."""
     work, p = problem.inference, found.frontier.goodput
     limits = [
@@ -34,9 +34,10 @@ def goodput(problem: Problem, found: Outlook) -> list[str]:
     ]
     if not limits or p is None:
         return []
+    who = "#1" if p.strategy == best.strategy else notation(p.strategy)
     rate, most = fmt.significant(p.output_tokens_per_s_per_gpu, 4), fmt.significant(p.requests_per_s)
-    text = f"goodput within {' and '.join(limits)}: {most} requests/s, of {notation(p.strategy)} "
-    return [text + f"with {p.concurrency:,} in flight ({rate} output tokens/s per GPU); limits hold for means"]
+    text = f"goodput within {' and '.join(limits)} (means): {most} requests/s, of {who} with {p.concurrency:,} in flight"
+    return [text if who == "#1" else f"{text}, {rate} output tokens/s per GPU"]
 
 
 def warning(best: Plan, usable: UsableLoad | None) -> list[str]:

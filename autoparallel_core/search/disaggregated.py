@@ -136,7 +136,7 @@ def _layouts(problem: Problem, host: Host) -> StrategyBatch:
 def _prefill_side(problem: Problem, host: Host) -> _Side:
     batch = _layouts(problem, host)
     memory = serving_memory(problem, batch, host)
-    keep = memory.kv_tokens_per_instance >= problem.inference.isl
+    keep = memory.concurrency_at(float(problem.inference.isl)) >= 1
     hw, cache = ServingHardware(problem), memory.sequence_bytes(float(problem.inference.isl))[keep]
     batch = batch.take(keep)
     p = prefill_instances(hw, batch, Demand.of(problem, len(batch)))
@@ -151,7 +151,7 @@ def _decode_side(problem: Problem, host: Host) -> _Side:
     layouts = _layouts(problem, host)
     memory = serving_memory(problem, layouts, host)
     hw = ServingHardware(problem)
-    most = slots(hw, memory, Demand.of(problem, len(layouts)), layouts)
+    most = slots(hw, memory, layouts)
     cache = memory.sequence_bytes(float(problem.inference.isl))
     rows, sequences = [], []
     for i, m in enumerate(most):

@@ -9,7 +9,7 @@ from attrs import evolve
 from numpy.typing import NDArray
 
 from autoparallel_core.cost.serving_hardware import ServingHardware
-from autoparallel_core.cost.serving_load import Demand, steady_state
+from autoparallel_core.cost.serving_load import Demand, reserved_tokens, steady_state
 from autoparallel_core.cost.serving_memory import ServingMemory, serving_memory
 from autoparallel_core.search.calibrated import calibrated, ideal
 from autoparallel_core.search.evaluation import Evaluation
@@ -47,8 +47,8 @@ def _evaluation(problem: Problem, batch: StrategyBatch, memory: ServingMemory, i
     Tight: fewer of the asked length than asked for have room at once.
     """
     demand = evolve(Demand.of(problem, len(batch)), concurrency=in_flight)
-    state = steady_state(ServingHardware(problem), batch, memory.kv_tokens_per_instance, demand)
     c = problem.constant
+    state = steady_state(ServingHardware(problem), batch, memory.capacity_tokens(reserved_tokens(problem)), demand)
     gpus = (batch.tp * batch.attn_dp * batch.pp).astype(np.float64)
     dp = batch.dp.astype(np.float64)
     used = np.sum(list(memory.by_cause.values()), axis=0)

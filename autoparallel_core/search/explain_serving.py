@@ -10,10 +10,14 @@ from autoparallel_core.cost.serving_policy import scheduler_limits
 from autoparallel_core.search.evaluation import Evaluation
 from autoparallel_core.search.price import price_per_million_tokens
 from autoparallel_core.search.result import CostBreakdown, MemoryBreakdown, Plan, ServingFigures, StageMemory
+from autoparallel_core.spec.arch import Layer
 from autoparallel_core.spec.problem import Problem
 
 _ANY_LENGTH = 1 << 39
 """A cache that holds requests of so many tokens holds any: all its layers have windows or states."""
+
+
+_WORTH_SAYING = 1.2
 
 
 def serving_plan_at(problem: Problem, evaluation: Evaluation, i: int) -> Plan:
@@ -72,7 +76,7 @@ def serving_plan_at(problem: Problem, evaluation: Evaluation, i: int) -> Plan:
             price_per_million_tokens=price(work.context_tokens),
             activation_bytes_per_gpu=s["activation_bytes_per_gpu"],
             non_torch_bytes_per_gpu=s["non_torch_bytes_per_gpu"],
-            notes=_notes(problem, s, running) if evaluation.fits[i] else (),
+            notes=(*_notes(problem, s, running), *_windows(problem, evaluation, i)) if evaluation.fits[i] else (),
         ),
     )
 
@@ -115,3 +119,25 @@ def _queue(problem: Problem, s: Mapping[str, float], running: float) -> str:
         return text + f"though its KV cache holds {held:,.0f}"
     text += f"the KV cache holds {held:,.0f} of full length"
     return text + ("; more start, and some are preempted as they grow" if running > held else "")
+
+
+def _windows(problem: Problem, evaluation: Evaluation, i: int) -> list[str]:
+    """What sliding windows save of a request's cache, or would save."""
+    context = float(problem.inference.context_tokens)
+    layers = [w for layer in problem.arch.layers if (w := _window(layer)) is not None and w < context]
+    if evaluation.cache is None or not layers:
+        return []
+    row = evaluation.cache.take(np.array([i]))
+    state = float(row.state_bytes_per_sequence[0])
+    whole = state + context * sum(float(b[0]) for b in row.window_bytes_per_token.values())
+    kept = state + sum(float(b[0]) * (min(context, w) if w else context) for w, b in row.window_bytes_per_token.items())
+    if kept <= 0 or whole / kept < _WORTH_SAYING:
+        return []
+    text = f"{len(layers)} of {problem.arch.num_layers} layers attend to a window of {max(layers):,} tokens"
+    if row.windows_free:
+        return [f"{text} and keep no more of a request: its KV cache is {whole / kept:.1f} times smaller for it"]
+    return [f"{text}, and the engine keeps all tokens for them: a request's KV cache could be {whole / kept:.1f} times smaller"]
+
+
+def _window(layer: Layer) -> int | None:
+    return next((c.limit_tokens for block in layer.blocks for c in block.cache_per_token if c.limit_tokens), None)

@@ -15,7 +15,7 @@ from attrs import evolve
 from numpy.typing import NDArray
 
 from autoparallel_core.cost.serving_hardware import ServingHardware
-from autoparallel_core.cost.serving_load import Demand, SteadyState, steady_state, total_s
+from autoparallel_core.cost.serving_load import Demand, SteadyState, reserved_tokens, steady_state, total_s
 from autoparallel_core.cost.serving_memory import ServingMemory
 from autoparallel_core.cost.serving_policy import scheduler_limits
 from autoparallel_core.search.calibrated import scaled_seconds
@@ -28,9 +28,8 @@ Array = NDArray[np.float64]
 
 def most_per_instance(problem: Problem, batch: StrategyBatch, memory: ServingMemory) -> Array:
     """Sequences that run together on one instance without over-committing its cache or passing the engine's limit; at least 1."""
-    work = problem.inference
-    reserved = work.isl + problem.constant("serving_reserved_output") * work.osl
-    slots = np.floor(memory.kv_tokens_per_instance / reserved)
+    reserved = reserved_tokens(problem)
+    slots = np.floor(memory.capacity_tokens(reserved) / reserved)
     limit = float(scheduler_limits(problem).max_num_seqs) * batch.attn_dp
     return np.asarray(np.maximum(np.minimum(np.minimum(memory.max_concurrency, slots), limit), 1.0))
 
@@ -50,10 +49,11 @@ def concurrency_of(
         return np.full(S, np.inf)
     most, dp = most_per_instance(problem, batch, memory), batch.dp.astype(np.float64)
     factors = calibration or Calibration()
+    capacity = memory.capacity_tokens(reserved_tokens(problem))
 
     def at(per_instance: Array) -> SteadyState:
         demand = evolve(Demand.of(problem, S), concurrency=per_instance * dp)
-        return steady_state(hw, batch, memory.kv_tokens_per_instance, demand)
+        return steady_state(hw, batch, capacity, demand)
 
     if work.paced and (rate := work.request_rate_per_s) is not None:
         return np.minimum(_largest(lambda n: at(n).requests_per_s < rate, most) + 1.0, most) * dp

@@ -321,6 +321,35 @@ def test_windows_stop_growing_or_do_not():
     assert pools.kv_bytes_per_token[0] == pytest.approx(1.8 * one)
 
 
+def test_running_sequences_hold_more_tokens_than_an_engine_prints_where_windows_free_pages():
+    arch = model(*[DENSE] * 2, *[WINDOWED] * 4)
+    work = {"isl": 4096, "osl": 0, "device_memory_bytes": 2 * GIB}
+    grouped, uniform, pools = (
+        memory(problem(arch, work=work, mixed_cache=kind, page_tokens=16), Strategy()) for kind in ("grouped", "uniform", "pools")
+    )
+    one = 8 * 64 * 2 * 2  # bytes of one layer and token; groups of two layers, one full and two with windows
+    sequence = one * (2 * 4096 + 4 * (128 + 16))
+    assert grouped.sequences_at(4096.0)[0] == pytest.approx(grouped.kv_cache_bytes[0] / sequence)
+    assert grouped.capacity_tokens(4096.0)[0] == pytest.approx(4096 * grouped.kv_cache_bytes[0] / sequence)
+    assert grouped.capacity_tokens(4096.0)[0] > 2 * grouped.kv_tokens[0]
+    assert uniform.capacity_tokens(4096.0)[0] == uniform.kv_tokens[0]
+    # a pool of full attention ends where its tokens do, however empty the windows' pool is
+    assert pools.concurrency_at(4096.0)[0] == pools.kv_tokens[0] // 4096
+    small = memory(problem(arch, work=work, mixed_cache="pools", window_pool_ratio=0.01), Strategy())
+    assert small.sequences_at(4096.0)[0] == pytest.approx(0.01 * small.kv_tokens[0] / 128)
+
+
+def test_states_in_a_pool_of_their_own_bound_the_sequences():
+    state = CacheTensor("state", Axis("heads", 16, 65536), dtype="bf16")
+    arch = model(DENSE, Layer((Block("scan", (), cache_per_sequence=(state,)),)))
+    p = problem(arch, state_pool_ratio=0.5, page_tokens=1)
+    m = memory(p, Strategy())
+    states, tokens = m.kv_cache_bytes[0] / 3 / m.state_bytes_per_sequence[0], m.kv_cache_bytes[0] / 1.5 / (8 * 64 * 2 * 2)
+    assert m.sequences_at(64.0)[0] == pytest.approx(min(states, tokens / 64))
+    assert m.sequences_at(8192.0)[0] == pytest.approx(min(states, tokens / 8192))
+    assert m.kv_tokens[0] == pytest.approx(tokens, abs=1)
+
+
 def test_states_share_pages_with_attention():
     # a published hybrid: 23 layers of 4 key/value heads × 256, 69 states of 4.125 MiB, pages of 1,056 tokens;
     # 46.5 GiB of cache hold 38.54 requests of 10,240 tokens

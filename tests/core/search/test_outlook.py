@@ -97,11 +97,11 @@ def test_dimensions_are_explained_by_the_layout_without_them() -> None:
 
 def test_goodput_is_said_within_limits_only() -> None:
     free, bound = asked()[1], asked(tpot_limit_s=0.01)
-    assert goodput(problem(), free) == []
-    (text,) = goodput(bound[0].problem, bound[1])
+    assert goodput(problem(), asked()[0].plans[0], free) == []
+    (text,) = goodput(bound[0].problem, bound[0].plans[0], bound[1])
     best = bound[0].plans[0].serving
     assert best
-    assert text.startswith("goodput within TPOT 10.0 ms: ")
+    assert text.startswith("goodput within TPOT 10.0 ms (means): ")
     assert bound[1].frontier.goodput
     assert bound[1].frontier.goodput.requests_per_s >= best.requests_per_s * (1 - 1e-9)
 
