@@ -14,7 +14,7 @@ from autoparallel_core.spec.workload import PRECISIONS
 
 MODES = ("training", "inference")
 GOALS = ("throughput", "latency", "cost")
-GRANULARITIES = ("stage", "layer")
+GRANULARITIES = ("stage", "layer", "operator")
 KV_DTYPES = ("bf16", "fp16", "fp8")
 
 
@@ -56,7 +56,7 @@ QUESTION = (
     Flag("--planner", "how to search (default auto: two_level where stages of any size help, else grid)", str, "NAME"),
     Flag(
         "--granularity",
-        f"two_level planner: one of {', '.join(GRANULARITIES)}: what has a strategy of its own (default stage)",
+        f"two_level planner: one of {', '.join(GRANULARITIES)}: what is chosen one by one (default stage)",
         one_of(*GRANULARITIES),
         "G",
         modes=("training",),

@@ -13,6 +13,7 @@ from autoparallel_core.report.causes import words
 from autoparallel_core.report.console import bullets, heading, put
 from autoparallel_core.report.header import print_header
 from autoparallel_core.report.layout import Column, print_bands, print_figures
+from autoparallel_core.report.operators import print_operators
 from autoparallel_core.report.outlook import layout_reasons, print_outlook, warning
 from autoparallel_core.report.serving import serving_columns
 from autoparallel_core.report.stages import print_stages
@@ -106,6 +107,8 @@ def print_answer(
         why = layout_reasons(problem, plan, outlook.without) if outlook and not i else []
         bullets(console, (*why, *plan.reasons, *(plan.serving.notes if plan.serving else ())), indent=3)
     print_stages(console, result)
+    if result.operators is not None:
+        print_operators(console, result.operators)
     if outlook is not None:
         print_outlook(console, problem, plans[0], outlook, pareto=pareto)
     elif pareto:

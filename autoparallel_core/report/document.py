@@ -12,6 +12,7 @@ from typing import Any
 
 from attrs import asdict
 
+from autoparallel_core.report.operators import operators_document
 from autoparallel_core.report.stages import stage_document
 from autoparallel_core.search.result import MemoryBreakdown, Plan, SearchResult, ServingFigures
 from autoparallel_core.spec.cluster import Cluster
@@ -180,6 +181,7 @@ def result_document(
             "pareto": [plan_document(p) for p in result.pareto] if pareto else [],
             "nearest_miss": plan_document(result.nearest_miss) if result.nearest_miss else None,
             "baseline": plan_document(result.baseline) if result.baseline else None,
+            "operators": operators_document(result.operators) if result.operators else None,
             "missing": list(missing),
             "blame": dict(result.blame),
             "min_nodes": dict(min_nodes) if min_nodes is not None else None,

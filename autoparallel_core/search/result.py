@@ -209,6 +209,44 @@ class Plan:
 
 
 @frozen
+class OperatorRow:
+    """How one product of a layer is sharded; words by mesh dimension."""
+
+    part: str
+    """Class of layers, or the head."""
+    layers: int
+    operator: str
+    scheme: tuple[str, ...]
+    work: str
+    """Axes by which its work is split."""
+    weights: str
+    """Axes along which its weights lie; empty where it has none."""
+    state: str
+    """The same of its optimizer state."""
+    moves: str
+    """Collectives on its result."""
+
+
+@frozen
+class OperatorAnswer:
+    """The best sharding of every operator, where each is chosen by itself."""
+
+    mesh: tuple[int, ...]
+    micro_batches: int
+    rows: tuple[OperatorRow, ...]
+    seconds: Mapping[str, float]
+    """Of a step, by cause: collectives and element-wise passes, the part that depends on the choice."""
+    step_s: float
+    held_bytes: float
+    budget_bytes: float
+    others: tuple[tuple[str, float | None], ...]
+    """The same part under plans of one idea; None: does not fit or does not divide."""
+    gap: float
+    """Relative distance to the solver's bound; 0: optimal."""
+    notes: tuple[str, ...] = ()
+
+
+@frozen
 class SearchResult:
     """The answer to one problem. ``plans`` are ranked, best first, and all fit unless nothing does."""
 
@@ -234,5 +272,7 @@ class SearchResult:
     assumptions: tuple[str, ...] = ()
     blame: Mapping[str, str] = field(factory=dict)
     """Cause → plugin that added a cost or memory delta."""
+    operators: OperatorAnswer | None = None
+    """A sharding per operator, where that was asked for."""
     baseline: Plan | None = None
     """The best plan of a simpler search on the same space, for comparison."""

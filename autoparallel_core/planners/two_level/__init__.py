@@ -14,9 +14,10 @@ from autoparallel_core.hookspecs import hookimpl
 if TYPE_CHECKING:
     from autoparallel_core.search.result import SearchResult
     from autoparallel_core.spec.problem import Problem
+    from autoparallel_core.spec.space import Space
 
 NAME, AUTO = "two_level", "auto"
-GRANULARITIES = ("stage", "layer")
+GRANULARITIES = ("stage", "layer", "operator")
 
 
 @hookimpl
@@ -32,7 +33,8 @@ def plan(planner: str, problem: Problem, options: Mapping[str, Any]) -> SearchRe
     """Search with stages of any size.
 
     ``options``: ``host`` (required), ``top`` plans to return, ``progress`` called with (strategies done, in all), and
-    ``granularity``: ``stage`` (one strategy, stages of any size) or ``layer`` (a strategy per layer of a single stage).
+    ``granularity``: ``stage`` (one strategy, stages of any size), ``layer`` (a strategy per layer of a single stage) or
+    ``operator`` (a sharding per operator of a single stage, beside the grid's plans).
     ``auto`` also takes the grid's options. Raises SpecError for a serving problem where ``two_level`` is asked for.
     """
     if planner == AUTO:
@@ -54,6 +56,10 @@ def plan(planner: str, problem: Problem, options: Mapping[str, Any]) -> SearchRe
     def on(question: Problem, n: int) -> SearchResult:
         return uneven_search(question, space, rules_for(question, host), host=host, top=n, progress=progress)
 
+    if granularity == "operator":
+        if problem.cluster.kinds:
+            raise SpecError("a sharding per operator needs GPUs of one kind; leave --granularity out")
+        return _per_operator(problem, space, options)
     if granularity == "layer":
         from autoparallel_core.planners.two_level.layers import layer_search
 
@@ -65,6 +71,21 @@ def plan(planner: str, problem: Problem, options: Mapping[str, Any]) -> SearchRe
 
         return kinds_search(problem, space, host=host, top=top, progress=progress, alone=lambda part: on(part, 1))
     return on(problem, top)
+
+
+def _per_operator(problem: Problem, space: Space, options: Mapping[str, Any]) -> SearchResult:
+    """The grid's plans, for comparison, and the sharding of every operator."""
+    from attrs import evolve
+
+    from autoparallel_core.planners.exhaustive import grid_search
+    from autoparallel_core.planners.two_level.operators.search import search_operators
+    from autoparallel_core.search.rules import rules_for
+
+    host, top, progress = options["host"], options.get("top", 10), options.get("progress")
+    grid = grid_search(problem, space, rules_for(problem, host), host=host, top=top, progress=progress)
+    answer = search_operators(problem)
+    words = "no sharding of the operators fits on one stage without recompute" if answer is None else ""
+    return evolve(grid, operators=answer, planner=NAME, assumptions=(*grid.assumptions, *([words] if words else [])))
 
 
 def _automatic(problem: Problem, options: Mapping[str, Any]) -> SearchResult | None:

@@ -27,6 +27,10 @@ class Node:
     """Axes that no device may hold in parts: a norm's, a softmax's."""
     sharded_as: int | None = None
     """A node whose sharding this one takes: an update that of its parameter."""
+    linear: bool = False
+    """An element-wise operator whose gradient does not read its operands again (a sum, a slice, a rotation)."""
+    view: bool = False
+    """An element-wise operator that moves no bytes of its own."""
 
 
 @frozen
@@ -34,7 +38,8 @@ class Graph:
     """Nodes in order of execution, and the size of every axis."""
 
     nodes: tuple[Node, ...]
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, float]
+    """A fraction is a share that no device can divide further (dispatched tokens per expert)."""
     element_bytes: int = 4
 
     def bytes(self, i: int) -> float:
@@ -58,7 +63,7 @@ class Graph:
 class Tape:
     """Builds a graph. Methods return node numbers."""
 
-    sizes: dict[str, int]
+    sizes: dict[str, float]
     nodes: list[Node] = field(factory=list)
 
     def _add(self, node: Node) -> int:
@@ -71,19 +76,34 @@ class Tape:
         """Data of a batch; ``axes`` are names separated by blanks, here and below."""
         return self._add(Node(name, "input", tuple(axes.split())))
 
-    def parameter(self, name: str, axes: str) -> int:
-        return self._add(Node(name, "parameter", tuple(axes.split())))
+    def parameter(self, name: str, axes: str, *, whole: str = "") -> int:
+        return self._add(Node(name, "parameter", tuple(axes.split()), whole=tuple(whole.split())))
 
-    def einsum(self, name: str, operands: Sequence[int], axes: str) -> int:
-        return self._add(Node(name, "einsum", tuple(axes.split()), tuple(operands)))
+    def einsum(self, name: str, operands: Sequence[int], axes: str, *, whole: str = "") -> int:
+        """A product summed over what ``axes`` lack; ``whole`` also holds for the gradients."""
+        return self._add(Node(name, "einsum", tuple(axes.split()), tuple(operands), whole=tuple(whole.split())))
 
-    def elementwise(self, name: str, operands: Sequence[int], axes: str | None = None, *, whole: str = "") -> int:
+    def elementwise(
+        self,
+        name: str,
+        operands: Sequence[int],
+        axes: str | None = None,
+        *,
+        whole: str = "",
+        linear: bool = False,
+        view: bool = False,
+    ) -> int:
         """A pass over the first operand's axes (or ``axes``); operands may lack some (broadcast) or have more (a slice)."""
         own = self.nodes[operands[0]].axes if axes is None else tuple(axes.split())
-        return self._add(Node(name, "elementwise", own, tuple(operands), whole=tuple(whole.split())))
+        node = Node(name, "elementwise", own, tuple(operands), whole=tuple(whole.split()), linear=linear or view, view=view)
+        return self._add(node)
 
     def graph(self, element_bytes: int = 4) -> Graph:
         """The graph; a result that several operators use passes through a copy, so that one change of sharding serves all."""
+        return self.build(element_bytes)[0]
+
+    def build(self, element_bytes: int = 4) -> tuple[Graph, dict[int, int]]:
+        """The graph, and which of its nodes holds each node's result for those who use it."""
         nodes: list[Node] = []
         at: dict[int, int] = {}
         source: dict[int, int] = {}
@@ -93,31 +113,43 @@ class Tape:
             at[i] = source[i] = len(nodes) - 1
             users = sum(i in n.inputs for n in self.nodes)
             if users > 1 and node.kind in {"einsum", "elementwise"}:
-                nodes.append(Node(f"{node.name} for all", "elementwise", node.axes, (at[i],), backward=node.backward))
+                copy = Node(f"{node.name} for all", "elementwise", node.axes, (at[i],), backward=node.backward, view=True)
+                nodes.append(copy)
                 source[i] = len(nodes) - 1
-        return Graph(tuple(nodes), dict(self.sizes), element_bytes)
+        return Graph(tuple(nodes), dict(self.sizes), element_bytes), source
 
-    def backward(self, output: int, target: int | None = None, *, again: bool = False) -> None:
-        """Gradients of a loss of ``output`` (against ``target``), and updates of the parameters that they reach."""
+    def backward(
+        self, output: int, target: int | None = None, *, again: bool = False, wanted: Sequence[int] = (), given: bool = False
+    ) -> dict[int, int]:
+        """Gradients of a loss of ``output`` (against ``target``), and updates of the parameters that they reach.
+
+        ``given``: the gradient of ``output`` comes from elsewhere, as an input. Returns the nodes of that gradient
+        (under ``output``) and of the gradients of the inputs ``wanted``.
+        """
         forward = list(range(len(self.nodes)))
         kept = self._again(forward, output) if again else {i: i for i in forward}
-        start = [output] if target is None else [output, target]
-        grads: dict[int, list[int]] = {output: [self._gradient("d loss", "elementwise", self.nodes[output].axes, start)]}
-        needs = self._reach_parameters(forward)
+        start = [] if given else [output] if target is None else [output, target]
+        first = self._gradient("d loss", "input" if given else "elementwise", self.nodes[output].axes, start)
+        grads: dict[int, list[int]] = {output: [first]}
+        found = {output: first}
+        needs = self._reach(forward, wanted)
         for i in reversed(forward):
             if i not in grads or not needs[i]:
                 continue
             own = self._summed(i, grads[i])
             node = self.nodes[i]
+            if i in wanted:
+                found[i] = own
             if node.kind == "parameter":
                 self._add(evolve(Node(f"update {node.name}", "update", node.axes, (i, own), backward=True), sharded_as=i))
                 continue
             for j in node.inputs:
                 if needs[j]:
                     grads.setdefault(j, []).append(self._operand_gradient(i, j, own, kept))
+        return found
 
-    def _gradient(self, name: str, kind: Kind, axes: tuple[str, ...], inputs: Sequence[int]) -> int:
-        return self._add(Node(name, kind, axes, tuple(inputs), backward=True))
+    def _gradient(self, name: str, kind: Kind, axes: tuple[str, ...], inputs: Sequence[int], whole: tuple[str, ...] = ()) -> int:
+        return self._add(Node(name, kind, axes, tuple(inputs), backward=True, whole=whole))
 
     def _summed(self, i: int, parts: list[int]) -> int:
         if len(parts) == 1:
@@ -129,17 +161,19 @@ class Tape:
         node, name = self.nodes[i], f"d {self.nodes[j].name} by {self.nodes[i].name}"
         if node.kind == "einsum":
             others = [kept[k] for k in node.inputs if k != j]
-            return self._gradient(name, "einsum", self.nodes[j].axes, [own, *others])
+            return self._gradient(name, "einsum", self.nodes[j].axes, [own, *others], node.whole)
         axes = self.nodes[j].axes
         if set(axes) < set(node.axes):  # the gradient of a broadcast operand is a sum
             return self._gradient(name, "einsum", axes, [own])
-        return self._add(Node(name, "elementwise", axes, (own, kept[j]), backward=True, whole=node.whole))
+        inputs = (own,) if node.linear else (own, kept[j])
+        return self._add(Node(name, "elementwise", axes, inputs, backward=True, whole=node.whole, view=node.view))
 
-    def _reach_parameters(self, forward: list[int]) -> dict[int, bool]:
+    def _reach(self, forward: list[int], wanted: Sequence[int]) -> dict[int, bool]:
+        """Which nodes lie behind a parameter or an input whose gradient is wanted."""
         needs: dict[int, bool] = {}
         for i in forward:
             node = self.nodes[i]
-            needs[i] = node.kind == "parameter" or any(needs[j] for j in node.inputs)
+            needs[i] = node.kind == "parameter" or i in wanted or any(needs[j] for j in node.inputs)
         return needs
 
     def _again(self, forward: list[int], output: int) -> dict[int, int]:

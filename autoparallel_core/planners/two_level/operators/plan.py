@@ -6,7 +6,7 @@ Solved by :func:`autoparallel_core.solve.assignment.solve_assignment`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from attrs import frozen
@@ -67,7 +67,7 @@ def plan_operators(
     edges: dict[tuple[int, int], np.ndarray] = {}
     for i, node in enumerate(graph.nodes):
         for at, j in enumerate(node.inputs):
-            table = _table(graph, mesh, comm, j, options[j], options[i], at)
+            table = reshardings(graph.bytes(j), mesh, comm, options[j], options[i], at)
             edges[j, i] = edges[j, i] + table if (j, i) in edges else table
     follow = {}
     for i, node in enumerate(graph.nodes):
@@ -83,13 +83,15 @@ def plan_operators(
     return OperatorPlan(chosen, solved.cost, _count(graph, mesh, comm, chosen), solved, graph)
 
 
-def _table(graph: Graph, mesh: Mesh, comm: Collectives, j: int, have: list[Option], need: list[Option], at: int) -> np.ndarray:
-    """Resharding cost of operand ``j`` for every pair of options."""
-    results = list(dict.fromkeys(o.result for o in have))
-    wanted = list(dict.fromkeys(o.operands[at] for o in need))
-    cost = np.array([[resharding(graph.bytes(j), mesh, comm, a, b)[0] for b in wanted] for a in results])
+def reshardings(
+    n_bytes: float, mesh: Mesh, comm: Collectives, have: Sequence[Option], need: Sequence[Option], at: int | None = None
+) -> np.ndarray:  # fmt: skip
+    """Cost of bringing a tensor from what each option has to what each needs of its operand ``at`` (None: what it has itself)."""
+    targets = [o.result if at is None else o.operands[at] for o in need]
+    results, wanted = (list(dict.fromkeys(x)) for x in ((o.result for o in have), targets))
+    cost = np.array([[resharding(n_bytes, mesh, comm, a, b)[0] for b in wanted] for a in results])
     rows = [results.index(o.result) for o in have]
-    columns = [wanted.index(o.operands[at]) for o in need]
+    columns = [wanted.index(t) for t in targets]
     return np.asarray(cost[np.ix_(rows, columns)])
 
 

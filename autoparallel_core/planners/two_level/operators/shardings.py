@@ -27,6 +27,8 @@ class Mesh:
     """Devices along each dimension."""
 
     shape: tuple[int, ...]
+    even: bool = False
+    """Whether axes may only be cut into equal parts."""
 
 
 @frozen
@@ -41,6 +43,8 @@ class Collectives:
     all_gather: Callable[[int, float], float]
     reduce_scatter: Callable[[int, float], float]
     all_to_all: Callable[[int, float], float]
+    touch: Callable[[float], float] = lambda _: 0.0
+    """Of an element-wise pass that writes so many bytes on every device."""
     replicated: float = 0.0
     """Of a parameter or input that every device holds whole."""
     scatter: bool = True
@@ -61,13 +65,13 @@ class Option:
     """Share of the operator's work that one device does."""
 
 
-def shards(sizes: Mapping[str, int], axes: Sequence[str], mesh: Mesh, sharding: Sharding) -> bool:
-    """Whether every axis has at least one element per device along the dimensions given to it."""
+def shards(sizes: Mapping[str, float], axes: Sequence[str], mesh: Mesh, sharding: Sharding) -> bool:
+    """Whether every axis has at least one element (of an even mesh: as many) per device along the dimensions given to it."""
     for a in axes:
         n = 1
         for d, b in enumerate(sharding):
             n *= mesh.shape[d] if a == b else 1
-        if n > sizes[a]:
+        if n > 1 and (n > sizes[a] or (mesh.even and sizes[a] % n)):
             return False
     return True
 
@@ -80,11 +84,13 @@ def divided(n_bytes: float, mesh: Mesh, sharding: Sharding, *, without: int | No
     return n_bytes
 
 
-def options_of(graph: Graph, i: int, mesh: Mesh, comm: Collectives, allowed: frozenset[str] | None = None) -> list[Option]:
-    """Every option of node ``i``; ``allowed`` limits the axes that may be sharded."""
+def options_of(
+    graph: Graph, i: int, mesh: Mesh, comm: Collectives, allowed: frozenset[str] | None = None, work: frozenset[str] | None = None
+) -> list[Option]:  # fmt: skip
+    """Every option of node ``i``; ``allowed`` limits the axes that may be sharded, ``work`` those that einsums are split by."""
     node = graph.nodes[i]
     if node.kind == "einsum":
-        return _einsum_options(graph, i, mesh, comm, allowed)
+        return _einsum_options(graph, i, mesh, comm, allowed, work)
     axes = [a for a in node.axes if (allowed is None or a in allowed) and a not in node.whole]
     out = []
     for sharding in product([None, *axes], repeat=len(mesh.shape)):
@@ -92,7 +98,8 @@ def options_of(graph: Graph, i: int, mesh: Mesh, comm: Collectives, allowed: fro
             continue
         held = node.kind in {"input", "parameter"} and all(a is None for a in sharding)
         needs = tuple(_restricted(sharding, graph.nodes[j].axes) for j in node.inputs)
-        out.append(Option(sharding, needs, comm.replicated if held else 0.0))
+        cost = comm.touch(divided(graph.bytes(i), mesh, sharding)) if node.kind == "elementwise" and not node.view else 0.0
+        out.append(Option(sharding, needs, cost + (comm.replicated if held else 0.0)))
     return out
 
 
@@ -100,18 +107,20 @@ def _restricted(sharding: Sharding, axes: Sequence[str]) -> Sharding:
     return tuple(a if a in axes else None for a in sharding)
 
 
-def _einsum_options(graph: Graph, i: int, mesh: Mesh, comm: Collectives, allowed: frozenset[str] | None) -> list[Option]:
+def _einsum_options(
+    graph: Graph, i: int, mesh: Mesh, comm: Collectives, allowed: frozenset[str] | None, work: frozenset[str] | None
+) -> list[Option]:  # fmt: skip
     """Every device takes a different part of the work; an axis that is too short leaves none."""
     node, every = graph.nodes[i], graph.einsum_axes(i)
-    axes = [a for a in every if allowed is None or a in allowed]
+    axes = [a for a in every if (allowed is None or a in allowed) and a not in node.whole]
     out = []
-    for given in product(axes, repeat=len(mesh.shape)):
+    for given in product([a for a in axes if work is None or a in work], repeat=len(mesh.shape)):
         if not shards(graph.sizes, every, mesh, given):
             continue
         operands = tuple(_restricted(given, graph.nodes[j].axes) for j in node.inputs)
         kept = _restricted(given, node.axes)
         partial = [d for d, a in enumerate(given) if a not in node.axes]
-        onto = [a for a in node.axes if allowed is None or a in allowed] if comm.scatter else []
+        onto = [a for a in node.axes if a in axes] if comm.scatter else []
         targets = [[None, *onto] for _ in partial]
         for scattered in product(*targets):
             option = _reduced(graph, i, mesh, comm, kept, operands, dict(zip(partial, scattered, strict=True)))
