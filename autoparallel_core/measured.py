@@ -25,6 +25,14 @@ if TYPE_CHECKING:
 
 CPU = "cpu"
 """Vendor of devices that run what they launch."""
+_ITS_OWN_MOVER = "a processor moves its messages with the cores that compute"
+_ON_CPU = {
+    "tp_exposed_backward": (1.0, _ITS_OWN_MOVER),
+    "p2p_exposed": (1.0, _ITS_OWN_MOVER),
+    "overlap_loss": (1.0, _ITS_OWN_MOVER),
+    "optimizer_fixed_s": (0.0, "a processor's optimizer step is measured whole"),
+}
+"""Constants of training that are learnt from accelerators and do not hold on a processor."""
 
 
 @frozen(eq=False)
@@ -39,10 +47,16 @@ class Measured:
     def applied_to(self, problem: Problem) -> Problem:
         """The problem with the measured constants in place; the engine's own ones give way, too.
 
-        A processor that only its own profile describes launches nothing ahead of itself: every operator's overhead counts.
+        A processor that only its own profile describes launches nothing ahead of itself, and nobody else moves its
+        messages: every operator's overhead counts, and all communication.
         """
         if self.gpu.vendor == CPU:
-            problem = evolve(problem, software=evolve(problem.software, launch_blocking=True))
+            from autoparallel_core.cost.constants import core_constants
+
+            known = core_constants()
+            own = {n: Constant(v, known[n].meaning, why, "assumed") for n, (v, why) in _ON_CPU.items()}
+            software = evolve(problem.software, launch_blocking=True)
+            problem = evolve(problem, software=software, constants={**problem.constants, **own})
         return evolve(problem, constants={**problem.constants, **self.constants}) if self.constants else problem
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from autoparallel_core.errors import SpecError
 from autoparallel_core.ops.collectives import Network
 from autoparallel_core.ops.kernels import GemmModel
+from autoparallel_core.ops.ledger import note
 from autoparallel_core.spec.cluster import Gpu
 from autoparallel_core.spec.problem import Problem
 
@@ -137,7 +138,31 @@ class TrainingHardware:
         if qk_width <= 64:
             rate *= c("attention_small_head")
         forward = head_pairs * flops_per_pair / rate
-        return forward, forward * c("attention_backward_flops") / c("attention_backward_efficiency")
+        backward = forward * c("attention_backward_flops") / c("attention_backward_efficiency")
+        shape = (head_square / float(seq_len) ** 2, np.full_like(forward, seq_len), np.full_like(forward, qk_width))
+        least = head_pairs * flops_per_pair / self.bf16.peak_flops
+        return (
+            self._as_measured("forward", forward, shape, least),
+            self._as_measured("backward", backward, shape, least * c("attention_backward_flops")),
+        )
+
+    def _as_measured(self, phase: str, seconds: Array, shape: tuple[Array, Array, Array], least: Array) -> Array:
+        """Moved by what measured neighbours deviate from causal attention's form; (sequences × heads, length, head width)."""
+        points = self.problem.cluster.gpu.tables.get(f"attention_training.{phase}")
+        if points is None:
+            return seconds
+        c = self.problem.constant
+        slower = 1.0 if phase == "forward" else c("attention_backward_flops") / c("attention_backward_efficiency")
+
+        def form(heads: Array, length: Array, width: Array) -> Array:
+            rate = self.attention_flops * length / (length + c("attention_half_length"))
+            rate = rate * np.where(width <= 64, c("attention_small_head"), 1.0)
+            return np.asarray(slower * heads * length**2 / 2.0 * 4.0 * width / rate)
+
+        ratio, marks = points.deviation(form, *shape, absolute=True)
+        out: Array = np.maximum(seconds * ratio, least)
+        note("attention", out, marks)
+        return out
 
 
 def _training(gpu: Gpu, key: str) -> float:

@@ -52,7 +52,8 @@ def price_layers(problem: Problem, hw: TrainingHardware, layer_keys: StrategyBat
         cost = layer_cost(blocks, mesh, hw, recompute)
         routed = any(op.kind == "expert_gemm" for block in blocks for op in block.ops)
         for part, passes in ((cost.forward, 1.0), (cost.backward, 2.0)):
-            part[:, CAUSES.index("host")] += host.wait_s(part.sum(axis=1), passes * cost.launches, passes, routed=routed)
+            wait = host.wait_s(part.sum(axis=1), passes * cost.launches, passes, routed=routed, tp=mesh.tp)
+            part[:, CAUSES.index("host")] += wait
         return cost
 
     def with_head(blocks: tuple[Block, ...]) -> LayerCost:

@@ -9,11 +9,13 @@ all-gather, reduce-scatter and all-to-all (n−1)/n).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 from numpy.typing import NDArray
 
-from autoparallel_core.spec.cluster import Cluster
+from autoparallel_core.spec.cluster import Cluster, GroupLine
 
 Array = NDArray[np.float64]
 RING_STEP_S = 2e-6
@@ -33,6 +35,8 @@ class Network:
     send_bytes_per_s: float | None = None
     """Point to point inside the domain, where it was measured."""
     send_latency_s: float | None = None
+    groups: Mapping[str, tuple[GroupLine, ...]] = field(factory=dict)
+    """Measured lines of gathers ("gather") and of half an all-reduce ("all_reduce") by group size inside the domain."""
 
     @classmethod
     def of(
@@ -50,7 +54,15 @@ class Network:
             scale_out_latency_s=max(outer.latency_s, scale_out_latency_s),
             send_bytes_per_s=training.get("p2p_bytes_per_s"),
             send_latency_s=training.get("p2p_latency_s"),
+            groups=cluster.gpu.tables.get("training.groups", {}),
         )
+
+    def _measured(self, what: str, of: str, size: Array, stride: Array | float, otherwise: Array) -> Array:
+        """``otherwise``, but the measured line's attribute ``of`` for groups of measured sizes inside the domain."""
+        inside = self.inside(size, stride)
+        for line in self.groups.get(what, ()):
+            otherwise = np.where(inside & (size == line.ranks), getattr(line, of), otherwise)
+        return otherwise
 
     def inside(self, size: Array, stride: Array | float) -> NDArray[np.bool_]:
         return size * stride <= self.domain
@@ -59,7 +71,8 @@ class Network:
         """Bytes/s per rank that a ring over the group moves."""
         ranks_per_domain = np.clip(self.domain / stride, 1.0, size)
         out = np.minimum(self.scale_out_bytes_per_s * ranks_per_domain, self.scale_up_bytes_per_s)
-        return np.where(self.inside(size, stride), self.scale_up_bytes_per_s, out)
+        out = np.where(self.inside(size, stride), self.scale_up_bytes_per_s, out)
+        return self._measured("gather", "bytes_per_s", size, stride, out)
 
     def latency(self, size: Array, stride: Array | float) -> Array:
         """Seconds before the first byte counts: one step per doubling across domains, a constant inside."""
@@ -76,7 +89,8 @@ class Network:
         """
         domains = np.maximum(1.0, size * stride / self.domain)
         hops = (domains - 1.0) * self.scale_out_latency_s + (size - domains) * RING_STEP_S
-        return np.where(size > 1, self.scale_up_latency_s + np.where(self.inside(size, stride), 0.0, hops), 0.0)
+        out = np.where(size > 1, self.scale_up_latency_s + np.where(self.inside(size, stride), 0.0, hops), 0.0)
+        return self._measured("gather", "latency_s", size, stride, out)
 
     def bytes_s(self, full_bytes: Array, size: Array, stride: Array | float) -> Array:
         """All-gather to, or reduce-scatter of, ``full_bytes`` per rank, without latency."""
@@ -88,7 +102,9 @@ class Network:
 
     def all_reduce(self, full_bytes: Array, size: Array, stride: Array | float, *, calls: Array | float = 1.0) -> Array:
         """In ``calls`` pieces; across domains trees keep the latency logarithmic (NCCL's choice for all-reduce)."""
-        return 2 * (self.bytes_s(full_bytes, size, stride) + calls * self.latency(size, stride))
+        bus = self._measured("all_reduce", "bytes_per_s", size, stride, self.bus(size, stride))
+        latency = self._measured("all_reduce", "latency_s", size, stride, self.latency(size, stride))
+        return 2 * ((size - 1) / size * full_bytes / bus + calls * latency)
 
     def send(self, n_bytes: Array, stride: Array | float) -> Array:
         """Point to point between neighbours ``stride`` apart."""

@@ -15,6 +15,7 @@ from attrs import evolve, field, frozen
 from autoparallel_core.errors import SpecError
 from autoparallel_core.profiles.files import Profile
 from autoparallel_core.profiles.fit import Roofline, fit_line, fit_roofline, rising
+from autoparallel_core.profiles.group_lines import group_lines
 from autoparallel_core.profiles.plausible import check, peak_of, reach_bytes_per_s
 from autoparallel_core.profiles.residuals import Residuals
 from autoparallel_core.profiles.tables import Table
@@ -196,6 +197,16 @@ class _Work:
                 other = next(k for k in ("fused", "flash2") if f"attention_{k}" in self.training)
                 self.train(f"attention_{kernel}", self.training[f"attention_{other}"], f"as the kernel '{other}'")
         self._backward(forward, table.where(table["phase"] == "backward"))
+        if self.plain_torch:
+            self._training_attention(forward, table.where(table["phase"] == "backward"))
+
+    def _training_attention(self, forward: Table, backward: Table) -> None:
+        """Points for both passes of training: (sequences × heads, length, head width), see TrainingHardware.attention_s."""
+        for name, rows in (("forward", forward), ("backward", backward)):
+            if len(rows):
+                batch, heads, width, length = rows.number("batch", "heads", "head_dim", "kv_len")
+                shapes = np.stack([batch * heads, length, width], axis=1)
+                self.tables[f"attention_training.{name}"] = Residuals.of(shapes, rows.seconds, self.source)
 
     def _backward(self, forward: Table, backward: Table) -> None:
         """Backward over forward rate of the same shapes."""
@@ -238,6 +249,10 @@ class _Work:
         layer = table.where(table["what"] == "layer")
         if len(layer):
             self.constants["host_blocking_layer_s"] = (float(np.median(layer.seconds)), f"a tiny layer, {len(layer)} timings")
+        sharded = table.where(table["what"] == "sharded_layer")
+        if len(sharded):
+            how = f"a tiny layer of sharded tensors, {len(sharded)} timings"
+            self.constants["host_sharded_layer_s"] = (float(np.median(sharded.seconds)), how)
 
     # -- network -------------------------------------------------------------------------------------------------
 
@@ -271,6 +286,8 @@ class _Work:
         """Bus bandwidth and latency inside a node, and what the network reaches of its line rate."""
         reduce = [(r, n, rows) for (k, r, n), rows in table.by("kind", "ranks", "nodes") if k == "all_reduce"]
         inside = [(r, rows) for r, n, rows in reduce if n == 1]
+        if self.plain_torch:
+            self.tables["training.groups"] = group_lines(self.gpu, table.where(table["nodes"] == 1))
         if inside:
             ranks, rows = max(inside, key=lambda x: x[0])
             curve = self._curve("all_reduce", int(ranks), rows)

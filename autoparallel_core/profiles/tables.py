@@ -57,7 +57,7 @@ TABLES: Mapping[str, Mapping[str, Column]] = {
         "kind": Column("word", COLLECTIVES), "bytes": _WHOLE, "ranks": _WHOLE, "nodes": Column("whole", default=1),
     },
     "p2p": {"bytes": _WHOLE, "nodes": Column("whole", default=1)},
-    "launch": {"what": Column("word", ("kernel", "layer"))},
+    "launch": {"what": Column("word", ("kernel", "layer", "sharded_layer"))},
 }  # fmt: skip
 """Shape columns by table; every table also has ``seconds`` and may have ``spread`` (interquartile range over median)."""
 _TIMES: Mapping[str, Column] = {"seconds": Column("amount"), "spread": Column("amount", default=0.0)}

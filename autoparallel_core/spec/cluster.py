@@ -111,6 +111,15 @@ class Gpu:
 
 
 @frozen
+class GroupLine:
+    """Collectives of training inside a node over groups of one size, measured: latency and bus bandwidth."""
+
+    ranks: float
+    bytes_per_s: float
+    latency_s: float
+
+
+@frozen
 class Tier:
     """One level of the network: groups of up to ``ranks`` GPUs talk at this speed per GPU and direction."""
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autoparallel_core.errors import SpecError
-from autoparallel_profiler.timing import Timed, copies, time_calls
+from autoparallel_profiler.sharded import time_sharded_layer
+from autoparallel_profiler.timing import Timed, Together, copies, time_calls
 
 Call = Callable[[int], Any]
 Shape = Mapping[str, Any]
@@ -22,7 +23,7 @@ def time_kernel(
     device: str | None = None,
     *,
     budget_s: float = 0.2,
-    before: Callable[[], None] | None = None,
+    together: Together | None = None,
 ) -> dict[str, float]:
     """Seconds and spread of one operator.
 
@@ -31,7 +32,7 @@ def time_kernel(
         shape: the table's columns.
         device: cuda or cpu; None for the accelerator if there is one.
         budget_s: time to spend on it.
-        before: called ahead of every batch of calls.
+        together: of the ranks that time it at the same time on one processor.
 
     Raises:
         Unsupported: it cannot run here.
@@ -41,10 +42,10 @@ def time_kernel(
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         if table == "launch":
-            timed = _launch(torch, kind, shape, budget_s)
+            timed = _launch(torch, kind, shape, budget_s, together)
         else:
             with torch.set_grad_enabled(table == "attention" and shape["phase"] == "backward"):
-                timed = time_calls(_BUILD[table](torch, kind, shape), kind, budget_s=budget_s, before=before)
+                timed = time_calls(_BUILD[table](torch, kind, shape), kind, budget_s=budget_s, together=together)
     except (RuntimeError, NotImplementedError, AttributeError) as e:
         raise Unsupported(f"{table} {dict(shape)}: {' '.join(str(e).split())[:200]}") from e
     return {"seconds": timed.seconds, "spread": timed.spread}
@@ -197,10 +198,14 @@ def _adam(torch: Any, device: str, elements: int) -> Call:
     return lambda _: optimizer.step()
 
 
-def _launch(torch: Any, device: str, s: Shape, budget_s: float) -> Timed:
+def _launch(torch: Any, device: str, s: Shape, budget_s: float, together: Together | None) -> Timed:
     """Host time to launch a kernel, or the forward pass of a small layer, without waiting for it."""
+    if s["what"] == "sharded_layer":
+        if not torch.distributed.is_initialized():
+            raise Unsupported("a layer of sharded tensors needs the ranks of a campaign")
+        return time_sharded_layer(torch, device, budget_s=budget_s, together=together)
     call = _tiny_layer(torch, device) if s["what"] == "layer" else _tiny_kernel(torch, device)
-    timed = time_calls(call, "cpu", budget_s=budget_s)
+    timed = time_calls(call, "cpu", budget_s=budget_s, together=together)
     if device == "cuda":
         torch.cuda.synchronize()
     return timed

@@ -12,7 +12,7 @@ from autoparallel_profiler.request import Probe
 TABLES = ("memory", "gemm", "attention", "collectives", "p2p", "launch", "expert_gemm")
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 _GPU_TOKENS = (1, 16, 64, 256, 1024, 4096, 16384)
-_CPU_TOKENS = (16, 64, 256, 1024)
+_CPU_TOKENS = (16, 256, 1024, 4096)
 _GPU_MATRICES = (
     (4096, 4096),
     (8192, 8192),
@@ -44,7 +44,7 @@ def probes(
         "attention": list(_attention(device, arch)),
         "collectives": list(_collectives(device, ranks_per_node, nodes)),
         "p2p": list(_p2p(device, ranks_per_node, nodes)),
-        "launch": [{"table": "launch", "what": what} for what in ("kernel", "layer")],
+        "launch": list(_launch(ranks_per_node * nodes)),
         "expert_gemm": list(_experts(device, arch)),
     }
     lists = [_coarse_first(by_table[t]) for t in TABLES if t in wanted]
@@ -86,7 +86,10 @@ def _attention(device: str, arch: ModelArch | None) -> Iterator[Probe]:
     base = {"table": "attention", "dtype": "bf16", "heads": heads, "kv_heads": kv_heads, "head_dim": width}
     for s, kernel, phase in product(lengths, kernels, ("forward", "backward")):
         yield {**base, "phase": phase, "kernel": kernel, "batch": max(budget // s // 2, 1), "q_len": s, "kv_len": s}
-    if device == "cpu":  # on accelerators serving engines bring decode kernels of their own
+    if device == "cpu":
+        for s, phase in product(lengths, ("forward", "backward")):  # a smaller batch, too
+            yield {**base, "phase": phase, "kernel": "fused", "batch": max(budget // s // 8, 1), "q_len": s, "kv_len": s}
+        # On accelerators serving engines bring decode kernels of their own.
         for s, batch in product((128, 512, 2048), (1, 8)):
             yield {**base, "phase": "decode", "kernel": "fused", "batch": batch, "q_len": 1, "kv_len": s}
 
@@ -124,6 +127,11 @@ def _memory(device: str) -> Iterator[Probe]:
         yield {"table": "memory", "op": op, "bytes": size}
 
 
+def _launch(ranks: int) -> Iterator[Probe]:
+    """One rank has nobody to share a tensor with."""
+    yield from ({"table": "launch", "what": what} for what in ("kernel", "layer", *(("sharded_layer",) if ranks > 1 else ())))
+
+
 def _group_sizes(ranks_per_node: int, nodes: int) -> Iterator[tuple[int, int]]:
     """(ranks, nodes): halves of the node down to two, then whole nodes, and one rank of each."""
     inside = [n for n in range(2, ranks_per_node + 1) if ranks_per_node % n == 0 and (n & (n - 1) == 0 or n == ranks_per_node)]
@@ -136,7 +144,7 @@ def _group_sizes(ranks_per_node: int, nodes: int) -> Iterator[tuple[int, int]]:
 
 
 def _collectives(device: str, ranks_per_node: int, nodes: int) -> Iterator[Probe]:
-    powers = range(10, 24, 2) if device == "cpu" else range(12, 31, 2)
+    powers = (10, 14, 18, 20, 22, 23) if device == "cpu" else range(12, 31, 2)
     for (ranks, over), kind, power in product(_group_sizes(ranks_per_node, nodes), KINDS, powers):
         yield {"table": "collectives", "kind": kind, "bytes": 2**power, "ranks": ranks, "nodes": over}
 

@@ -99,7 +99,9 @@ def _time(torch: Any, groups: comms.Groups | None, request: Request, probe: Prob
         assert groups is not None, "a collective needs several ranks"
         return comms.time_collective(torch, groups, request.device, probe, budget)
     shape = {k: v for k, v in probe.items() if k != "table"}
-    found = kernels.time_kernel(probe["table"], shape, request.device, budget_s=budget)
+    # The ranks of a processor share its cores; accelerators do not share theirs.
+    together = comms.together_of(torch) if groups is not None and request.device == "cpu" else None
+    found = kernels.time_kernel(probe["table"], shape, request.device, budget_s=budget, together=together)
     return Timed(found["seconds"], found["spread"])
 
 

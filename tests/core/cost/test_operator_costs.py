@@ -223,6 +223,26 @@ def test_the_gpu_waits_only_for_what_launching_takes_longer():
     assert host.wait_s(one(1e-3), one(20), 2.0, routed=True)[0] == pytest.approx(1e-3)
 
 
+def test_sharded_tensors_cost_the_host_where_nothing_hides_it():
+    host = HostModel(launch_s=10e-6, gap_s=0.0, gap_moe_s=0.0, sharded_s=1e-3)
+    tp = np.array([1.0, 2.0])
+    assert host.wait_s(one(50e-6), one(20), 1.0, routed=False, tp=tp) == pytest.approx([150e-6, 1150e-6])
+    assert host.wait_s(one(1.5e-3), one(20), 1.0, routed=False, tp=tp) == pytest.approx([0.0, 0.0])
+    blocking = evolve(host, launch_s=0.0, blocking=True)
+    assert blocking.wait_s(one(1.5e-3), one(20), 2.0, routed=False, tp=tp) == pytest.approx([0.0, 2e-3])
+
+
+def test_compiled_layers_dispatch_no_sharded_tensors():
+    small = dense(8, 512, 8, 8, 1024, 32000)
+
+    def wait(text: str, **software: object) -> float:
+        return float(price(problem(small, seq_len=128, engine="torchtitan", **software), text).seconds["host"][0])
+
+    tensor_parallel, data_parallel = "tp2 pp1 dp32 zero3 mbs2", "tp1 pp1 dp64 zero3 mbs1"
+    assert wait(tensor_parallel) == pytest.approx(wait(data_parallel), rel=0.1)
+    assert wait(tensor_parallel, elementwise="eager") > 5 * wait(data_parallel, elementwise="eager")
+
+
 def test_captured_graphs_leave_little_of_the_host():
     small = dense(32, 1024, 16, 16, 4096, 32000)
     waits = [

@@ -18,7 +18,7 @@ from autoparallel_profiler.build import build_profile, cpu_device
 from autoparallel_profiler.devices import Device, cpu_name, cpu_peak_flops, preset_of
 from autoparallel_profiler.journal import Journal, append
 from autoparallel_profiler.request import Request, key_of
-from autoparallel_profiler.timing import copies, summary
+from autoparallel_profiler.timing import BATCH_S, best, calls_per_batch, copies, time_calls, typical
 
 H100 = Device("cuda", "NVIDIA H100 80GB HBM3", 8, 79.1 * 2**30, "575.1", {"torch": "2.9"}, "sm_90")
 CPU = Device("cpu", "cpu-test-4-cores", 4, 16e9, "6.1", {"torch": "2.9"}, "x86_64")
@@ -38,6 +38,15 @@ def test_a_short_budget_knows_a_little_of_everything():
 def test_one_rank_has_no_collectives():
     probes = sweep.probes("cpu", ranks_per_node=1, nodes=1, dtypes=("bf16",))
     assert not {p["table"] for p in probes} & {"collectives", "p2p"}
+
+
+def test_sharded_layers_need_somebody_to_share_with():
+    def launches(ranks: int, nodes: int) -> set[str]:
+        probes = sweep.probes("cuda", ranks_per_node=ranks, nodes=nodes, dtypes=("bf16",), tables=("launch",))
+        return {p["what"] for p in probes}
+
+    assert launches(1, 1) == {"kernel", "layer"}
+    assert launches(1, 2) == launches(2, 1) == {"kernel", "layer", "sharded_layer"}
 
 
 def test_groups_cover_halves_of_the_node_and_the_nodes():
@@ -318,12 +327,33 @@ def test_links_and_memory_that_were_not_measured_are_assumed():
 
 
 def test_times_of_calls():
-    assert summary([4.0, 1.0, 2.0, 3.0], "cuda", 4).seconds == 2.5
-    assert summary([4.0, 1.0, 2.0, 3.0], "cpu", 4).seconds == 1.75  # others only ever add time
-    assert summary([2.0], "cpu", 1) == summary([2.0], "cuda", 1)
+    assert typical([4.0, 1.0, 2.0, 3.0], 4).seconds == 2.5
+    assert best([4.0, 1.0, 2.0, 3.0], 4).seconds == 1.0  # others only ever add time
+    assert best([4.0, 1.0, 2.0, 3.0], 4).spread == 1.5
+    assert best([2.0], 1) == typical([2.0], 1)
     assert copies("cpu", 1e9) == 1
     assert copies("cpu", 96e6 / 7.5) == 8
     assert copies("cuda", 1.0) == 64
+
+
+def test_batches_on_a_processor_outlast_time_slices():
+    assert calls_per_batch(1e-3, 0.0) == round(BATCH_S / 1e-3)
+    assert calls_per_batch(1e-3, 1.0) == 200
+    assert calls_per_batch(10.0, 0.1) == 1
+
+
+def test_ranks_of_a_processor_share_what_they_measure():
+    """Every number of this rank goes through ``together``; the other rank takes three times as long."""
+    own: list[float] = []
+
+    def together(seconds: float) -> float:
+        own.append(seconds)
+        return (seconds + 3.0 * seconds) / 2.0
+
+    timed = time_calls(lambda _: sum(range(20_000)), "cpu", budget_s=0.0, together=together)
+    batches = [s for s in own if s][1:]  # the first only says how many calls make a batch
+    assert len(batches) == 5
+    assert timed.seconds == pytest.approx(2.0 * min(batches) / (timed.calls / 5))
 
 
 def test_journal_lines_are_json(tmp_path: Path):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from autoparallel_core.cli.main import main
+from autoparallel_core.errors import SpecError
 from autoparallel_core.host import host
 from autoparallel_core.profiles.apply import apply_profile
 from autoparallel_core.profiles.files import read_profile
@@ -30,6 +31,7 @@ PROBES = (
     {"table": "collectives", "kind": "all_reduce", "bytes": 4096, "ranks": 2, "nodes": 1},
     {"table": "p2p", "bytes": 4096, "nodes": 1},
     {"table": "gemm", "dtype": "fp8", "m": 32, "n": 64, "k": 64},
+    {"table": "launch", "what": "sharded_layer"},
 )
 
 
@@ -56,6 +58,7 @@ def test_two_ranks_measure_and_resume(tmp_path: Path):
     assert [line["probe"] for line in lines] == list(PROBES)
     assert all(line["seconds"] > 0 for line in lines[:4])
     assert "fp8 matrix products need an accelerator" in lines[4]["failed"]
+    assert 1e-5 < lines[5]["seconds"] < 1.0  # Python's dispatch of some forty operators
     journal.write_text("{}\n" + "\n".join(map(json.dumps, lines[:3])) + "\n")
     subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, check=True)
     again = [json.loads(x) for x in journal.read_text().splitlines()[1:]]
@@ -68,6 +71,8 @@ def test_one_operator_through_the_hook():
     assert found is not None
     assert 0 < found["seconds"] < 1
     assert host().measure({"kind": "nothing of the sort"}) is None
+    with pytest.raises(SpecError, match="needs the ranks of a campaign"):
+        host().measure({"kind": "launch", "device": "cpu", "what": "sharded_layer"})
 
 
 COMMAND = ("profile", "--device", "cpu", "--ranks", "1", "--what", "launch")
