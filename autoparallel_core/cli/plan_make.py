@@ -194,7 +194,7 @@ def _source(args: argparse.Namespace, host: Host, n_gpus: int, assumed: list[str
         return ModuleSource(
             module=args.module, inputs=args.inputs, reduced=args.reduced or "", reduced_inputs=args.reduced_inputs or ""
         )
-    name, config = _config(args, host)
+    name, config = _config(args, host, assumed)
     positions = config.get("max_position_embeddings")
     seq_len = args.seq_len
     if seq_len is None:
@@ -211,7 +211,7 @@ def _source(args: argparse.Namespace, host: Host, n_gpus: int, assumed: list[str
     return ModuleSource(name=name, config=config, precision=precision, seq_len=seq_len, global_batch_size=batch)
 
 
-def _config(args: argparse.Namespace, host: Host) -> tuple[str, dict[str, Any]]:
+def _config(args: argparse.Namespace, host: Host, assumed: list[str]) -> tuple[str, dict[str, Any]]:
     from autoparallel_core.reading.source import from_catalogue, looks_like_path, read_config_files
 
     name = args.model_path or args.model
@@ -222,6 +222,10 @@ def _config(args: argparse.Namespace, host: Host) -> tuple[str, dict[str, Any]]:
         found, config, _ = read_config_files(path.resolve())
         return found, dict(config)
     found, catalogued = from_catalogue(name, host.catalogue())
+    assumed.append(
+        f"{found} from the catalogue, which holds sizes: its other settings are the library's defaults. To replay the plan, plan "
+        "from the model's own config.json"
+    )
     return found, dict(catalogued)
 
 

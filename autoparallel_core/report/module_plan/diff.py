@@ -36,11 +36,15 @@ def _setting(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
         print_records(
             console,
             [
-                Column("", [r["name"].replace("_", " ") for r in rows], right=False),
+                Column("", [_asked_name(r["name"]) for r in rows], right=False),
                 Column("a", [_said(r["name"], r["a"]) for r in rows], right=False),
                 Column("b", [_said(r["name"], r["b"]) for r in rows], right=False),
             ],
         )
+
+
+def _asked_name(name: str) -> str:
+    return name.removesuffix("_bytes").replace("_", " ") if name.endswith("_bytes") else name.replace("_", " ")
 
 
 def _said(name: str, value: Any) -> str:

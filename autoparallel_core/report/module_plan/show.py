@@ -72,10 +72,13 @@ def _bars(console: Console, rows: Sequence[tuple[str, float, str]], whole: float
     if not rows:
         return
     name, figure = (max(len(r[i]) for r in rows) for i in (0, 2))  # type: ignore[arg-type]
+    room = min(_BAR, console.width - name - figure - len("      100.0%"))
     for label, amount, text in rows:
         share = amount / whole if whole else 0.0
         console.print(
-            Text.assemble(f"{label:<{name}}  {text:>{figure}}  ", (bar(share, _BAR), "blue"), f" {fmt.percent(share)}"),
+            Text.assemble(
+                f"{label:<{name}}  {text:>{figure}}  ", (bar(share, room) if room > 3 else "", "blue"), f" {fmt.percent(share)}"
+            ),
             soft_wrap=True,
         )
 
