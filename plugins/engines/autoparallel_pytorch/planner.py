@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, evolve, field
+from attrs import define, field
 
-from autoparallel_core.errors import Infeasible, SpecError
+from autoparallel_core.errors import SpecError
 from autoparallel_core.spec.module_plan import ModulePlan, ModuleRequest
 from autoparallel_pytorch.emit import check_shapes, emit
 from autoparallel_pytorch.exact import Exact
@@ -17,6 +17,7 @@ from autoparallel_pytorch.graph import Graph
 from autoparallel_pytorch.layers import Layers, best_mix, patterns
 from autoparallel_pytorch.machine import Machine, Mesh
 from autoparallel_pytorch.memory import Timeline, timeline
+from autoparallel_pytorch.mesh_search import MeshSearch
 from autoparallel_pytorch.placement import Placements, parse
 from autoparallel_pytorch.prices import Prices
 from autoparallel_pytorch.program import Program
@@ -37,7 +38,7 @@ MASTER_BYTES = 4.0
 
 
 def plan_module(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], request: ModuleRequest) -> ModulePlan:
-    """The plan of least predicted step time that fits; without mesh sizes, over the meshes of up to two dimensions.
+    """The plan of least predicted step time that fits; without mesh sizes, over the shapes of :mod:`.mesh_search`.
 
     Raises:
         SpecError: the module cannot be traced, or a pin is wrong.
@@ -49,29 +50,9 @@ def plan_module(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[st
     if request.mesh_sizes:
         planning = Planning.of(graph, request)
         return document(module, planning, planning.search())
-    rules = Rules(request.options.get("rules"))
-    best: ModulePlan | None = None
-    refusals: list[str] = []
-    tried: list[str] = []
-    for names, sizes in meshes(request.cluster.n_gpus):
-        planning = Planning.of(graph, evolve(request, mesh_names=names, mesh_sizes=sizes), rules)
-        try:
-            plan = document(module, planning, planning.search())
-        except Infeasible as e:
-            refusals.append(f"{planning.machine.mesh}: {e}")
-            continue
-        tried.append(f"{planning.machine.mesh}: {plan.step_s:.4g} s")
-        if best is None or plan.step_s < best.step_s:
-            best = plan
-    if best is None:
-        raise Infeasible(f"no mesh of {request.cluster.n_gpus} GPUs holds a plan that fits: {refusals[0]}")
-    return ModulePlan({**best.document, "meshes": [*tried, *refusals]})
-
-
-def meshes(n_gpus: int) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
-    """The mesh of one dimension and those of two, outermost first."""
-    pairs = [(n_gpus // t, t) for t in range(2, n_gpus // 2 + 1) if n_gpus % t == 0]
-    return [(("dp",), (n_gpus,)), *((("dp", "tp"), pair) for pair in pairs)]
+    shapes = MeshSearch(graph, request)
+    planning, found = shapes.run()
+    return ModulePlan({**document(module, planning, found).document, "meshes": shapes.said})
 
 
 @define(eq=False)
@@ -105,6 +86,7 @@ class Planning:
     limit_bytes: float
     notes: list[str] = field(factory=list)
     form: Formulation = field(init=False)
+    _search: Search | None = field(default=None)
 
     @classmethod
     def of(cls, graph: Graph, request: ModuleRequest, rules: Rules | None = None) -> Planning:
@@ -141,12 +123,21 @@ class Planning:
     def states(self, form: Formulation) -> States:
         return states_of(self.graph, self.classes, form, self.machine.mesh.sizes, self.settings.optimizer_bytes)
 
+    def bound_s(self) -> float:
+        """No plan takes less time, whatever memory there is. Raises Infeasible when pins leave no plan."""
+        return self._opened().open()
+
+    def _opened(self) -> Search:
+        if self._search is None:
+            limit = self.request.time_limit_s
+            self.form = self.formulate()
+            problem = Exact(self.form, self.graph, self.states(self.form), self.objective, limit)
+            self._search = Search(problem, self.objective, self.limit_bytes, self._peak, limit)
+        return self._search
+
     def search(self) -> Found:
         """Raises Infeasible when nothing fits."""
-        limit = self.request.time_limit_s
-        self.form = self.formulate()
-        problem = Exact(self.form, self.graph, self.states(self.form), self.objective, limit)
-        outcome = Search(problem, self.objective, self.limit_bytes, self._peak, limit).run()
+        outcome = self._opened().run()
         found = self._written(outcome, outcome.best.choice, self._again(outcome.best.choice))
         for point in (outcome.best, outcome.below):
             if point is not None and found.recomputed:

@@ -114,10 +114,20 @@ class Search:
     started: float = field(factory=time.perf_counter)
     points: list[tuple[Point, float]] = field(factory=list)
     """With their peaks."""
+    free: Point | None = None
+
+    def open(self) -> float:
+        """Solve without a price on memory; a bound on every plan."""
+        if self.free is None:
+            self.free = self._balance(0.0, None)
+        return max(p.bound_s for p, _ in self.points)
 
     def run(self) -> Outcome:
         """Raises Infeasible, with what is missing, when no choice met fits."""
-        free = self._balance(0.0, None)
+        self.started = time.perf_counter()
+        self.open()
+        free = self.free
+        assert free is not None, "opened"
         if not self._fits(free):
             self._memory(free)
             best = self._best()

@@ -14,7 +14,7 @@ import autoparallel_core as ap  # noqa: E402
 from autoparallel_core.errors import Infeasible, SpecError  # noqa: E402
 from autoparallel_core.solve.assignment import solve_assignment  # noqa: E402
 from autoparallel_core.solve.reduce import reduce_assignment  # noqa: E402
-from autoparallel_pytorch.planner import meshes  # noqa: E402
+from autoparallel_pytorch.mesh_search import meshes, refined  # noqa: E402
 from autoparallel_pytorch.recompute import expand, memory_rows  # noqa: E402
 from autoparallel_pytorch.search import assignment, solve_program  # noqa: E402
 
@@ -134,8 +134,24 @@ def test_messages_reach_the_linear_programs_optimum_on_three_dimensions(batch: i
 
 
 def test_the_mesh_is_searched() -> None:
-    module, inputs = Decoder(), tokens()
-    plan = ap.plan(module, inputs, "auto", n_gpus=8, gpu="H100")
-    assert len(plan.document["meshes"]) == len(meshes(8)) == 3
-    each = [ap.plan(module, inputs, dict(zip(n, s, strict=True)), gpu="H100").step_s for n, s in meshes(8)]
-    assert plan.step_s == pytest.approx(min(each))
+    with torch.device("meta"):
+        module = MLP(4096, 16384).to(torch.bfloat16)
+        inputs = [torch.empty(4096, 4096, dtype=torch.bfloat16)]
+    plan = ap.plan(module, inputs, "auto", n_gpus=16, gpu="H100")
+    assert meshes(16) == [(16,), (8, 2), (4, 4), (2, 8)]
+    said = plan.document["meshes"]
+    for shape in meshes(16):
+        mesh = dict(zip(("dp", "tp"), shape, strict=False))
+        (line,) = [x for x in said if x.startswith(",".join(f"{n}={s}" for n, s in mesh.items()) + ": ")]
+        alone = ap.plan(module, inputs, mesh, gpu="H100").step_s
+        assert plan.step_s <= alone * (1 + 1e-9)
+        if "not below" in line:
+            assert alone >= float(line.split()[-2]) * (1 - 1e-3)
+        else:
+            assert f"{alone:.4g} s" in line
+
+
+def test_meshes_of_three_dimensions_end_where_nodes_do() -> None:
+    assert refined((32, 2), 8) == [(16, 2, 2), (8, 4, 2), (4, 8, 2), (2, 16, 2)]
+    assert refined((8, 8), 8) == [(4, 2, 8), (2, 4, 8)]
+    assert refined((2, 4), 8) == []
