@@ -26,12 +26,10 @@ class Machines:
 
     @property
     def total(self) -> int | None:
-        """GPUs in all, as far as the figures give it."""
+        """GPUs in all, as far as the figures give it: launchers and schedulers take one node where none is stated."""
         if self.n_gpus is not None:
             return self.n_gpus
-        if self.gpus_per_node is not None and self.nodes is not None:
-            return self.gpus_per_node * self.nodes
-        return None
+        return None if self.gpus_per_node is None else self.gpus_per_node * (self.nodes or 1)
 
 
 _FIELDS = ("nodes", "gpus_per_node", "n_gpus", "instances")

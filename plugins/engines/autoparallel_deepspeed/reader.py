@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from autoparallel_core.launch.batch import Machines
 from autoparallel_core.launch.flags import Parsed
@@ -98,7 +98,7 @@ def _settings(sources: Sources) -> Settings | None:
     found = one_launch(find(sources, _script_at), per_node=PER_NODE, program="training")
     options = launcher_options(found) if found else {}
     arguments = trainer_arguments(found.words, "the training script", CONFIG_FLAG) if found else Parsed({})
-    machines = found.machines if found else Machines()
+    machines = _launched_on(options, found.machines) if found else Machines()
     accelerate = named_document(sources, options.get("config_file")) or _accelerate(sources)
     config = named_document(sources, arguments.get("ds"))
     form = "DeepSpeed JSON"
@@ -114,6 +114,16 @@ def _settings(sources: Sources) -> Settings | None:
     if config is None:
         return None
     return Settings(config, arguments, machines, form, precision)
+
+
+def _launched_on(options: Mapping[str, str], machines: Machines) -> Machines:
+    """GPUs that ``--include host:0,1@other:0,1`` lists; a hostfile that is not among the files leaves the nodes open."""
+    listed = [part.partition(":")[2] for part in options.get("include", "").split("@")]
+    if any(listed):
+        return Machines(nodes=len(listed), n_gpus=sum(len(p.split(",")) for p in listed if p)).over(machines)
+    if "hostfile" in options and machines.nodes is None:
+        return evolve(machines, gpus_per_node=None, n_gpus=None)
+    return machines
 
 
 def _script_at(words: Sequence[str]) -> int | None:
@@ -188,7 +198,7 @@ def strategy_of(s: Settings, problem: Problem) -> Strategy:
     """The layout on the problem's GPUs; what is left of them is data parallel."""
     tp, cp, pp = s.degree("tp"), s.degree("cp"), s.degree("pp")
     dp = s.ranks(problem.cluster.n_gpus)
-    stage = whole_or_none(s.zero.get("stage")) or 0
+    stage = min(whole_or_none(s.zero.get("stage")) or 0, 3)
     group = whole_or_none(s.zero.get("mics_shard_size")) or 0
     shard = (group if group > 0 else dp * cp) if stage else 1
     offloaded = any(_device(s.zero.get(f"offload_{what}")) for what in ("optimizer", "param"))
@@ -229,6 +239,8 @@ def refusals(s: Settings, problem: Problem) -> Iterator[Refusal]:
         text = f"train_batch_size {batch} is not {product}"
         yield Refusal("batch = micro × accumulation × dp", text, _CONFIG)
     stage = whole_or_none(s.zero.get("stage")) or 0
+    if s.zero.get("stage") not in {None, 0, 1, 2, 3}:
+        yield Refusal("zero stage", f"zero_optimization.stage is {s.zero['stage']!r}; it is 0, 1, 2 or 3", _ZERO)
     if _device(s.zero.get("offload_param")) and stage != 3:
         yield Refusal("offload_param", f"offload_param needs ZeRO stage 3, not {stage}", _ZERO)
     if _device(s.zero.get("offload_optimizer")) and stage == 0:

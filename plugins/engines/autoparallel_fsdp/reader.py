@@ -48,7 +48,8 @@ QUIET = (
     "fsdp_auto_wrap_policy", "fsdp_transformer_layer_cls_to_wrap", "fsdp_state_dict_type", "fsdp_cpu_ram_efficient_loading",
     "fsdp_backward_prefetch", "fsdp_backward_prefetch_policy", "fsdp_forward_prefetch", "fsdp_use_orig_params",
     "fsdp_sync_module_states", "fsdp_min_num_params", "fsdp_version", "fsdp_reshard_after_forward", "fsdp_sharding_strategy",
-    "fsdp_offload_params", "fsdp_activation_checkpointing", "fsdp_limit_all_gathers",
+    "fsdp_offload_params", "fsdp_activation_checkpointing", "fsdp_limit_all_gathers", "fsdp_xla", "fsdp_xla_fsdp_v2",
+    "fsdp_xla_fsdp_grad_ckpt", "fsdp_xla_fsdp_settings",
 )  # fmt: skip
 
 
@@ -101,6 +102,7 @@ def _settings(sources: Sources, *, named: bool) -> Settings | None:
     config.update({k: v for k, v in options.items() if k in {"num_processes", "num_machines", "mixed_precision"}})
     fsdp = {**(config.get("fsdp_config") or {}), **(named_document(sources, arguments.get("fsdp_config")) or {})}
     fsdp.update({k: v for k, v in options.items() if k.startswith("fsdp_")})
+    fsdp = {k if k.startswith("fsdp_") else f"fsdp_{k}": v for k, v in fsdp.items()}  # the Trainer's file has bare names
     stated = {
         **(config.get("parallelism_config") or {}),
         **{k: v for k, v in options.items() if k.startswith("parallelism_config_")},
@@ -174,7 +176,7 @@ def _software(s: Settings) -> dict[str, Any]:
 
 def loads_once(s: Settings) -> bool | None:
     """Whether one process of a node reads the checkpoint and the others receive their shards; None: not stated."""
-    stated = s.fsdp.get("fsdp_cpu_ram_efficient_loading", s.fsdp.get("cpu_ram_efficient_loading"))
+    stated = s.fsdp.get("fsdp_cpu_ram_efficient_loading")
     return None if stated is None else str(stated).lower() == "true"
 
 

@@ -111,3 +111,28 @@ def test_what_is_not_priced_is_named(checker: Checker) -> None:
     launch = checker(files(zero_optimization=zero, future_section={}), *H100, model="llama-8b").launch
     assert len(launch["unmodelled"]) == 3
     assert launch["unknown"] == ["future_section"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "gpus"),
+    [
+        ("deepspeed --num_gpus 8", 8),  # one node where none is stated
+        ("deepspeed --num_gpus 4 --num_nodes 3", 12),
+        ("deepspeed --include localhost:0,2,3,5", 4),
+        ("deepspeed --include worker-0:0,1@worker-1:0,1,2,3,4,5", 8),
+        ("torchrun --nproc_per_node 2", 2),
+        ("deepspeed --hostfile hosts --num_gpus 8", None),  # the hosts are not among the files
+    ],
+)
+def test_gpus_of_the_launcher(checker: Checker, launcher: str, gpus: int | None) -> None:
+    run = RUN.replace("deepspeed --num_gpus 8 --num_nodes 2", launcher)
+    found = checker(files(run, train_batch_size=None), *H100, model="llama-8b")
+    assert (found.document["cluster"]["n_gpus"] if gpus else None) == gpus
+    assert any("how many GPUs" in n for n in found.launch["notes"]) == (gpus is None)
+
+
+@pytest.mark.parametrize("stage", [4, 5, -1, "three"])
+def test_zero_has_four_stages(checker: Checker, stage: Any) -> None:
+    found = checker(files(zero_optimization={"stage": stage}), *H100, model="llama-8b")
+    assert found.rules == {"zero stage"}
+    assert f"stage is {stage!r}; it is 0, 1, 2 or 3" in found.sentences

@@ -119,3 +119,31 @@ def test_unknown_keys_and_offload_are_named(checker: Checker) -> None:
     launch = checker({"acc.yaml": text, "go.sh": RUN}, *H100, model="llama-8b").launch
     assert launch["unknown"] == ["fsdp_future_option"]
     assert any("offloading moves parameters and gradients" in s for s in launch["unmodelled"])
+
+
+def test_the_trainers_own_file_has_bare_names(checker: Checker) -> None:
+    run = "torchrun --nproc_per_node 8 t.py --fsdp 'full_shard auto_wrap' --fsdp_config f.json --micro_batch_size 4"
+    text = (
+        '{"transformer_layer_cls_to_wrap": ["L"], "activation_checkpointing": true, "cpu_ram_efficient_loading": true, "new": 1}'
+    )
+    found = checker({"go.sh": run, "f.json": text}, *H100, "--batch-size", "64", model="llama-8b")
+    assert found.strategy == "tp1 pp1 dp8 zero3 mbs4 recompute=full"
+    assert found.launch["unknown"] == ["fsdp_new"]
+
+
+@pytest.mark.parametrize(("sp", "rule"), [(4, None), (16, None), (3, "heads % sp")])
+def test_ulysses_scatters_query_heads(checker: Checker, sp: int, rule: str | None) -> None:
+    """32 query heads over 16 ranks are two each, the 8 key/value heads are replicated; over three they do not go."""
+    sizes = f"sp_size: {sp}\n  parallelism_config_dp_shard_size: {48 // sp}"
+    text = f"""distributed_type: FSDP
+mixed_precision: bf16
+num_machines: 6
+num_processes: 48
+fsdp_config:
+  fsdp_version: 2
+  fsdp_cpu_ram_efficient_loading: true
+parallelism_config:
+  parallelism_config_{sizes}
+"""
+    found = checker({"acc.yaml": text}, *H100, "--batch-size", "48", "--max-length", "4096", model="llama-8b")
+    assert (rule in found.rules) == (rule is not None), found.sentences
