@@ -63,7 +63,7 @@ def what_is_missing(
         serving, work = miss.serving, result.problem.workload
         if serving is not None and isinstance(work, InferenceWorkload) and not out:
             longest = max(work.context_tokens, work.max_model_len or 0)
-            if serving.kv_tokens_per_instance < longest * miss.strategy.attn_dp:
+            if serving.longest_alone_tokens is not None and serving.longest_alone_tokens < longest:
                 capacity, peak = fmt.memory(memory.capacity_bytes), fmt.memory(memory.reserved_bytes)
                 out.append(
                     f"KV cache: what the engine's memory fraction leaves of {capacity} does not hold one request of "

@@ -148,8 +148,8 @@ def shortfalls(problem: Problem, plan: Plan, launch: Launch | None = None) -> li
         )
     longest = launch.longest_request if launch else None
     if longest and plan.serving is not None:
-        held = plan.serving.kv_tokens_per_instance // max(plan.strategy.attn_dp, 1)
-        if held < longest:
+        held = plan.serving.longest_alone_tokens
+        if held is not None and held < longest:
             out.append(
                 f"the engine insists that its KV cache holds one request of {longest:,} tokens, and there is room for "
                 f"{max(held, 0):,}; limit requests to that"

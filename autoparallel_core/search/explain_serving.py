@@ -71,6 +71,7 @@ def serving_plan_at(problem: Problem, evaluation: Evaluation, i: int) -> Plan:
             waiting=max(s["concurrency"] - running, 0.0),
             kv_use=min(running / s["max_concurrency"], 1.0) if s["max_concurrency"] else 1.0,
             longest_request_tokens=_longest_request(evaluation, i, max(s["batch_per_instance"], 1.0)),
+            longest_alone_tokens=_longest_request(evaluation, i, 1.0),
             e2e_tpot_interval_s=(end_to_end(s["ttft_low_s"], s["tpot_low_s"]), end_to_end(s["ttft_high_s"], s["tpot_high_s"])),
             price_per_million_output_tokens=price(work.osl),
             price_per_million_tokens=price(work.context_tokens),

@@ -127,7 +127,9 @@ class ServingFigures:
     kv_use: float = 0.0
     """Share of the KV cache that the requests which run together fill when all have reached their full length, at most 1."""
     longest_request_tokens: int | None = None
-    """Longest request at which as many of them still have room in the KV cache; None: nobody looked."""
+    """Longest request at which as many of them still have room in the KV cache; None: any, or nobody looked."""
+    longest_alone_tokens: int | None = None
+    """The same of a request that an instance serves alone."""
     e2e_tpot_interval_s: tuple[float, float] = (0.0, 0.0)
     price_per_million_output_tokens: float | None = None
     """At the workload's price of a GPU and hour, for the GPUs in use."""
