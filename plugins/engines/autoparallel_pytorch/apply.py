@@ -39,8 +39,10 @@ class Runner:
     seeds: Seeds | None = field(init=False)
     local_inputs: bool = False
     constants: dict[str, Any] = field(factory=dict)
+    _shaped: Any = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._shaped = from_document(self.structure)
         self.collectives = Collectives(self.mesh)
         self.text = source(self.program)
         namespace: dict[str, Any] = {}
@@ -52,25 +54,43 @@ class Runner:
     def __call__(self, module: torch.nn.Module, named: Mapping[str, Any]) -> Any:
         """Run the planned forward for one call's arguments."""
         p = self.program
-        leaves, structure = flatten(dict(named))
-        tensors = {path: x for path, x in zip(structure.paths(), leaves, strict=True) if isinstance(x, torch.Tensor)}
+        tensors = _tensors(named)
         if set(tensors) != set(p.inputs):
             raise SpecError(
                 f"the plan takes the inputs {', '.join(p.inputs) or 'none'}; this call gives {', '.join(tensors) or 'none'}"
             )
         inputs = [self._input(name, tensors[name]) for name in p.inputs]
+        self._check_gradients(tensors)
         batch = self._batch(tensors)
         device = next((x.device for x in inputs), None)
         state = dict(_states(module, (*p.parameters, *p.buffers)))
-        parameters = [_local(state[n]) for n in p.parameters]
+        parameters = [self._parameter(n, v, state[n]) for n, v in p.parameters.items()]
         device = device if device is not None else parameters[0].device if parameters else torch.device("cpu")
         buffers = [_local(state[n]) for n in p.buffers]
         constants = [torch.tensor(self.constants[n], device=device) for n in p.constants]
         seed = self.seeds.next() if self.seeds is not None else 0
         results = _Planned.apply(self, batch, device, seed, *parameters, *buffers, *inputs, *constants)
-        shaped, values = from_document(self.structure)
+        shaped, values = self._shaped
         out = [self._result(v["tensor"], results[v["tensor"]]) if "tensor" in v else v["value"] for v in values]
         return shaped.build(out)
+
+    def _parameter(self, name: str, value: int, x: torch.Tensor) -> torch.Tensor:
+        """The local piece. Raises SpecError when it is another one than the plan's, as where a part of the module was sharded."""
+        local, planned = _local(x), self.program.values[value].shape
+        if tuple(local.shape) != planned:
+            raise SpecError(
+                f"{name} has a piece of shape {tuple(local.shape)} here and {planned} in the plan; fully_shard takes a planned "
+                "module as a whole, or modules that are planned one by one"
+            )
+        return local
+
+    def _check_gradients(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Raises SpecError when a gradient would silently be lost."""
+        lost = next((n for n, x in tensors.items() if x.requires_grad and n not in self.program.input_gradients), None)
+        if lost is not None and torch.is_grad_enabled() and any(t is not None for t in self.program.tangents):
+            raise SpecError(
+                f"input {lost} takes a gradient and the plan gives none: plan with requires_grad=True on it, or detach it"
+            )
 
     def _input(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """The local piece of an input: of a whole tensor that every rank has, of a DTensor, or as it is."""
@@ -84,7 +104,7 @@ class Runner:
                 if x.shape[d] % self.collectives.sizes[m]:
                     pieces = cuts(info.placements, self.collectives.sizes)[d]
                     raise SpecError(f"input {name} of shape {tuple(x.shape)} does not go in {pieces} pieces along dimension {d}")
-                x = self.collectives.slice(x, m, R, d)
+                x = _Cut.apply(x, self.collectives, m, d)
         return x
 
     def _batch(self, tensors: Mapping[str, torch.Tensor]) -> int:
@@ -109,6 +129,20 @@ class Runner:
         return DTensor.from_local(x, self.mesh, placements(planned), run_check=False)
 
 
+class _Cut(torch.autograd.Function):
+    """This rank's piece of an input that every rank has whole; the pieces' gradients make the whole one again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, collectives: Collectives, m: int, dim: int) -> torch.Tensor:
+        ctx.collectives, ctx.m, ctx.dim = collectives, m, dim
+        return collectives.slice(x, m, R, dim)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return ctx.collectives.all_gather(grad, ctx.m, ctx.dim, R), None, None, None
+
+
 class _Planned(torch.autograd.Function):
     """Forward and backward of a program as one differentiable step."""
 
@@ -131,8 +165,11 @@ class _Planned(torch.autograd.Function):
         tangents = [g for g, t in zip(grads, p.tangents, strict=True) if t is not None]
         found = iter(runner.backward(runner.collectives, ctx.batch, ctx.device, ctx.seed, *ctx.saved_tensors, *tangents))
         by_name = {n: next(found) for n, v in p.gradients.items() if v is not None}
-        rest = len(p.buffers) + len(p.inputs) + len(p.constants)
-        return (None, None, None, None, *(by_name.get(n) for n in p.parameters), *([None] * rest))
+        by_input = {n: next(found) for n in p.input_gradients}
+        return (
+            *([None] * 4), *(by_name.get(n) for n in p.parameters), *([None] * len(p.buffers)),
+            *(by_input.get(n) for n in p.inputs), *([None] * len(p.constants)),
+        )  # fmt: skip
 
 
 def placements(codes: Placements) -> list[Placement]:
@@ -165,6 +202,14 @@ def install(module: torch.nn.Module, runner: Runner) -> torch.nn.Module:
     module.forward = types.MethodType(forward, module)
     module._autoparallel_runner = runner  # type: ignore[assignment]
     return module
+
+
+def _tensors(named: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors among a call's arguments by path; without building structures where none are nested, for torch.compile."""
+    if not any(isinstance(v, (tuple, list, Mapping)) or hasattr(v, "__dataclass_fields__") for v in named.values()):
+        return {k: v for k, v in named.items() if isinstance(v, torch.Tensor)}
+    leaves, structure = flatten(dict(named))
+    return {path: x for path, x in zip(structure.paths(), leaves, strict=True) if isinstance(x, torch.Tensor)}
 
 
 def _states(module: torch.nn.Module, names: Sequence[str]) -> Any:

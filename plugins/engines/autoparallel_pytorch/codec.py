@@ -27,6 +27,7 @@ def dump(program: Program, names: Sequence[str]) -> dict[str, Any]:
         "tangents": program.tangents,
         "outputs": program.outputs,
         "gradients": program.gradients,
+        **({"input_gradients": program.input_gradients} if program.input_gradients else {}),
         "values": [[list(i.shape), i.dtype, text(i.placements), i.alias, i.stored] for i in program.values],
         "steps": [
             {
@@ -75,6 +76,7 @@ def load(data: Mapping[str, Any], n_dims: int) -> Program:
             list(data["outputs"]),
             dict(data["gradients"]),
             data["batch"],
+            dict(data.get("input_gradients", {})),
         )
     except (KeyError, IndexError, TypeError) as e:
         raise SpecError(f"the plan's program is damaged: {type(e).__name__} {e}") from e

@@ -43,7 +43,7 @@ def _function(name: str, program: Program, phase: int) -> str:
         takes, gives = given(program), [*program.outputs, *saved]
     else:
         takes = [*saved, *(t for t in program.tangents if t is not None)]
-        gives = [v for v in program.gradients.values() if v is not None]
+        gives = program.gives()
     last = {v: i for i, s in enumerate(steps) for v in s.reads()}
     keep = set(gives)
     lines = [f"def {name}(mesh_, batch, device, seed, {', '.join(f'v{v}' for v in dict.fromkeys(takes))}):"]

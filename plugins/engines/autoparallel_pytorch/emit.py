@@ -74,7 +74,9 @@ class _Emitter:
             self._results()
         self._phase = BACKWARD
         for name, ref in self.graph.gradients.items():
-            p.gradients[name] = None if ref is None else self._gradient(name, ref)
+            p.gradients[name] = None if ref is None else self._gradient(self.graph.parameters[name], ref, WEIGHTS)
+        for name, ref in self.graph.input_gradients.items():
+            p.input_gradients[name] = self._gradient(self.graph.inputs[name], ref, EXCHANGE)
         return p
 
     # --- placeholders, results, gradients -----------------------------------------------------------------------
@@ -108,10 +110,9 @@ class _Emitter:
             base, steps = chain_of(self.graph, ref)
             self.program.outputs.append(self._reach(base, steps, wanted, None, ref.node))
 
-    def _gradient(self, name: str, ref: Ref) -> int:
+    def _gradient(self, of: int, ref: Ref, kind: str) -> int:
         base, steps = chain_of(self.graph, ref)
-        parameter = self.graph.nodes[self.graph.parameters[name]]
-        return self._reach(base, steps, self._option(parameter)[0][0], None, ref.node, kind=WEIGHTS)
+        return self._reach(base, steps, self._option(self.graph.nodes[of])[0][0], None, ref.node, kind=kind)
 
     # --- operators ------------------------------------------------------------------------------------------------
 

@@ -338,7 +338,7 @@ class _Builder:
         counts.setdefault((u, o, v, i, _chain_key(steps), kind), _EdgeCount(steps, meta)).copies += 1
 
     def _gradients(self) -> None:
-        """A parameter's gradient ends where the parameter lies."""
+        """A parameter's gradient ends where the parameter lies, an input's where the input does."""
         counts: dict[_EdgeKey, _EdgeCount] = {}
         for name, ref in self.graph.gradients.items():
             if ref is not None:
@@ -346,6 +346,11 @@ class _Builder:
                 source, out = self._source(base)
                 parameter = self.form.index["op", self.classes.of[self.graph.parameters[name]], 0, 0]
                 self._count(counts, source, out, parameter, -1, steps, WEIGHTS, self.graph.meta(base))
+        for name, ref in self.graph.input_gradients.items():
+            base, steps = chain_of(self.graph, ref)
+            source, out = self._source(base)
+            given = self.form.index["op", self.classes.of[self.graph.inputs[name]], 0, 0]
+            self._count(counts, source, out, given, -1, steps, EXCHANGE, self.graph.meta(base))
         for (u, o, v, _, _, kind), found in counts.items():
             self._edge(u, o, v, -1, found.steps, kind, found.meta, found.copies)
 

@@ -136,6 +136,8 @@ class Graph:
     """What tracing left out or assumed, one sentence each."""
     constants: dict[str, Any]
     """Values of ``constant`` nodes by name, nested lists."""
+    input_gradients: dict[str, Ref] = field(factory=dict)
+    """Gradients of the inputs that take one, by name."""
     regions: dict[str, Any] = field(factory=dict)
     """Functions that the user controls; see ``local_regions``."""
     batch: int | None = None

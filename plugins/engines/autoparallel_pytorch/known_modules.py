@@ -1,16 +1,42 @@
-"""Modules of libraries whose forward is planned as one operator: experts of ``transformers`` in their grouped form."""
+"""What is recorded in another way than it runs: experts of ``transformers`` as one operator, checkpoints as plain calls."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from autoparallel_pytorch.experts import routed_experts
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+
+
+@contextmanager
+def no_checkpoints(notes: list[str]) -> Iterator[None]:
+    """While active, ``torch.utils.checkpoint`` calls its function and nothing else: what runs again is for the plan to choose."""
+    from torch.utils import checkpoint
+
+    sentence = "activation checkpoints inside of the module are left to the plan, which chooses what runs again"
+
+    def plain(*_: Any, **__: Any) -> Iterator[None]:
+        if sentence not in notes:
+            notes.append(sentence)
+        yield
+
+    class Plain:
+        @staticmethod
+        def apply(function: Any, _preserve: bool, *args: Any) -> Any:
+            next(plain())
+            return function(*args)
+
+    with (
+        patch.object(checkpoint, "_checkpoint_without_reentrant_generator", plain),
+        patch.object(checkpoint, "CheckpointFunction", Plain),
+    ):
+        yield
 
 
 @contextmanager

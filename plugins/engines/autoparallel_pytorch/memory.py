@@ -51,7 +51,7 @@ def timeline(program: Program, *, optimizer_bytes: float) -> Timeline:
         for v in step.reads():
             last[root[v]] = i
     ends = {root[v] for v in program.outputs}
-    grads = {root[v] for v in program.gradients.values() if v is not None}
+    grads = {root[v] for v in program.gives()}
     forward = program.n_forward
     deltas = {cause: np.zeros(n + 1) for cause in CAUSES}
     trained = [program.parameters[p] for p, g in program.gradients.items() if g is not None]

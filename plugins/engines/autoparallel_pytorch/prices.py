@@ -51,7 +51,9 @@ class Prices:
     def __attrs_post_init__(self) -> None:
         readers: dict[Ref, list[Node]] = {}
         results = {
-            _base(self.graph, r) for r in (*self.graph.outputs, *(g for g in self.graph.gradients.values() if g is not None))
+            _base(self.graph, r)
+            for r in (*self.graph.outputs, *self.graph.gradients.values(), *self.graph.input_gradients.values())
+            if r is not None
         }
         for node in self.graph.nodes:
             if not is_view(node):

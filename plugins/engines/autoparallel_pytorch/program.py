@@ -107,17 +107,23 @@ class Program:
     outputs: list[int] = field(factory=list)
     gradients: dict[str, int | None] = field(factory=dict)
     batch: int | None = None
+    input_gradients: dict[str, int] = field(factory=dict)
+    """Of the inputs that take one, placed as the input."""
 
     @property
     def n_forward(self) -> int:
         """Steps of the forward; they come first."""
         return sum(s.phase == 0 for s in self.steps)
 
+    def gives(self) -> list[int]:
+        """What the backward gives: gradients of parameters, then those of inputs."""
+        return [*(v for v in self.gradients.values() if v is not None), *self.input_gradients.values()]
+
     def saved(self) -> list[int]:
         """Values that the backward reads and the forward, or the outside, made; without tangents."""
         n = self.n_forward
         made = {v for s in self.steps[n:] for v in s.outs} | {t for t in self.tangents if t is not None}
-        wanted = [v for s in self.steps[n:] for v in s.reads()] + [v for v in self.gradients.values() if v is not None]
+        wanted = [v for s in self.steps[n:] for v in s.reads()] + self.gives()
         return list(dict.fromkeys(v for v in wanted if v not in made))
 
 

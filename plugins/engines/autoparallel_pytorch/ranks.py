@@ -86,7 +86,7 @@ def _one(x: Any) -> torch.Tensor:
 
 
 def _copies(x: torch.Tensor, mode: Any) -> torch.Tensor:
-    return mode.rank_map(lambda _rank: x.detach().clone())  # type: ignore[no-any-return]
+    return mode.rank_map(lambda _rank: x.detach().clone()).requires_grad_(x.requires_grad)  # type: ignore[no-any-return]
 
 
 def _everywhere(module: torch.nn.Module, mode: Any) -> None:
@@ -124,7 +124,20 @@ def _step(module: torch.nn.Module, payload: Payload, named: Mapping[str, Any]) -
         counted[_NAMES.get(name, name)] += n
     with torch.no_grad():
         gradients = {n: _whole(p.grad) for n, p in module.named_parameters() if p.grad is not None}
+        gradients |= input_gradients(named)
         return Got([_whole(x) for x in outputs], gradients, counted)
+
+
+def input_gradients(named: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Gradients that reached a call's arguments."""
+    leaves, structure = flatten(dict(named))
+    found = zip(structure.paths(), leaves, strict=True)
+    return {f"input {n}": x.grad for n, x in found if isinstance(x, torch.Tensor) and x.grad is not None}
+
+
+def gathered_inputs(program: Program) -> int:
+    """All-gathers that give whole gradients of inputs that every rank has whole."""
+    return sum(p >= 0 for n in program.input_gradients for p in program.values[program.inputs[n]].placements)
 
 
 @contextmanager

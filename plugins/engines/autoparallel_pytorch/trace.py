@@ -98,7 +98,7 @@ def _record(module: torch.nn.Module, named: Mapping[str, Any], *, batch: int | N
     import torch
 
     from autoparallel_pytorch.intercept import intercepts
-    from autoparallel_pytorch.known_modules import one_operator
+    from autoparallel_pytorch.known_modules import no_checkpoints, one_operator
     from autoparallel_pytorch.local_regions import local_maps
     from autoparallel_pytorch.recorder import Recorder
 
@@ -114,17 +114,20 @@ def _record(module: torch.nn.Module, named: Mapping[str, Any], *, batch: int | N
         buffers[name] = recorder.placeholder("buffer", name, states[name], value=b)
     leaves, structure = flatten(dict(named))
     inputs: dict[str, int] = {}
+    given: dict[str, torch.Tensor] = {}
     paths = structure.paths()
     for i, x in enumerate(leaves):
         if isinstance(x, torch.Tensor):
             shape = x.shape if batch is None or not x.ndim else (batch, *x.shape[1:])
-            meta = torch.empty(shape, dtype=x.dtype, device="meta")
+            meta = torch.empty(shape, dtype=x.dtype, device="meta").requires_grad_(x.requires_grad)
+            given[paths[i]] = meta
             inputs[paths[i]] = recorder.placeholder("input", paths[i], meta, value=x if batch is None else None)
             leaves[i] = meta
     outputs: list[torch.Tensor] = []
     with ExitStack() as stack:
         stack.enter_context(recorder.watching(module))
         stack.enter_context(one_operator(module))
+        stack.enter_context(no_checkpoints(recorder.notes))
         stack.enter_context(recorder)
         stack.enter_context(intercepts(recorder))
         stack.enter_context(local_maps(recorder))
@@ -139,12 +142,16 @@ def _record(module: torch.nn.Module, named: Mapping[str, Any], *, batch: int | N
             elif x is not None and not isinstance(x, (bool, int, float, str)):
                 recorder.notes.append(f"output {result_structure.paths()[i]} of type {type(x).__name__} comes back as None")
                 found[i] = None
-        tangents, gradients = _backward(recorder, outputs, states, parameters)
+        wanted = {f"parameter {n}": states[n] for n in parameters} | {f"input {n}": x for n, x in given.items()}
+        tangents, found_gradients = _backward(recorder, outputs, {n: x for n, x in wanted.items() if x.requires_grad})
+        gradients = {n.removeprefix("parameter "): g for n, g in found_gradients.items() if n.startswith("parameter ")}
+        flowing = {n.removeprefix("input "): g for n, g in found_gradients.items() if n.startswith("input ") and g is not None}
     graph = Graph(
         nodes=recorder.nodes,
         outputs=refs,
         tangents=tangents,
         gradients=gradients,
+        input_gradients=flowing,
         structure=result_structure.document([x.index if isinstance(x, _Slot) else x for x in found], _Slot.mark(found)),
         inputs=inputs,
         parameters=parameters,
@@ -188,15 +195,13 @@ def _forward(module: torch.nn.Module, states: Mapping[str, torch.Tensor], named:
 def _backward(
     recorder: Any,
     outputs: Sequence[torch.Tensor],
-    states: Mapping[str, torch.Tensor],
-    names: Mapping[str, int],
+    wanted: Mapping[str, torch.Tensor],
 ) -> tuple[list[int | None], dict[str, Ref | None]]:
     import torch
 
     flows = [x.requires_grad and x.is_floating_point() for x in outputs]
     if any(f and x.numel() == 1 and not x.ndim for f, x in zip(flows, outputs, strict=True)):
         flows = [f and not x.ndim for f, x in zip(flows, outputs, strict=True)]
-    wanted = [n for n in names if states[n].requires_grad]
     tangents: list[int | None] = [None] * len(outputs)
     if not any(flows) or not wanted:
         return tangents, {}
@@ -209,7 +214,7 @@ def _backward(
             given.append(t)
     sources = [x for f, x in zip(flows, outputs, strict=True) if f]
     try:
-        grads = torch.autograd.grad(sources, [states[n] for n in wanted], given, allow_unused=True)
+        grads = torch.autograd.grad(sources, list(wanted.values()), given, allow_unused=True)
     except (RuntimeError, NotImplementedError) as e:
         raise SpecError(f"the backward cannot be traced: {' '.join(str(e).split())[:300]}") from e
     return tangents, {n: None if g is None else recorder.ref(g) for n, g in zip(wanted, grads, strict=True)}
@@ -217,7 +222,7 @@ def _backward(
 
 def prune(graph: Graph) -> Graph:
     """Without the operators that nothing needs; placeholders stay. Node numbers follow the execution order."""
-    needed = {r.node for r in graph.outputs} | {r.node for r in graph.gradients.values() if r is not None}
+    needed = {r.node for r in (*graph.outputs, *graph.gradients.values(), *graph.input_gradients.values()) if r is not None}
     for node in reversed(graph.nodes):
         if node.id in needed:
             needed.update(r.node for r in node.refs())
@@ -234,6 +239,7 @@ def prune(graph: Graph) -> Graph:
     graph.nodes = kept
     graph.outputs = [moved(r) for r in graph.outputs]
     graph.gradients = {k: None if r is None else moved(r) for k, r in graph.gradients.items()}
+    graph.input_gradients = {k: moved(r) for k, r in graph.input_gradients.items()}
     graph.tangents = [None if t is None else number[t] for t in graph.tangents]
     for table in (graph.inputs, graph.parameters, graph.buffers):
         for k, v in table.items():

@@ -24,7 +24,7 @@ from autoparallel_pytorch.emit import check_shapes, emit
 from autoparallel_pytorch.graph import Dtype
 from autoparallel_pytorch.planner import Planning
 from autoparallel_pytorch.program import Program
-from autoparallel_pytorch.ranks import Payload, run_local, run_processes
+from autoparallel_pytorch.ranks import Payload, gathered_inputs, input_gradients, run_local, run_processes
 from autoparallel_pytorch.reduce_module import reduced
 from autoparallel_pytorch.structure import flatten
 from autoparallel_pytorch.trace import bind, call, trace
@@ -86,6 +86,7 @@ def verify(plan: ModulePlan, options: Mapping[str, Any]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             got = run_processes(payload, Path(folder))
     predicted = Counter(s.op.removeprefix("move.") for s in program.steps if s.collective)
+    predicted += Counter(all_gather=gathered_inputs(program))
     errors = {n: _error(got.gradients[n], g) for n, g in gradients.items()}
     worst = max(errors, key=lambda n: errors[n], default="")
     out = max((_error(a, b) for a, b in zip(got.outputs, expected, strict=True)), default=0.0)
@@ -142,7 +143,8 @@ def _small_inputs(named: Mapping[str, Any], module: torch.nn.Module, sizes: Sequ
             shape[0] = BATCH_PER_RANK * ranks
         shape = [s if i == 0 or s != length or config is None else SEQUENCE for i, s in enumerate(shape)]
         if x.is_floating_point():
-            return torch.randn(shape, dtype=torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype)
+            dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+            return torch.randn(shape, dtype=dtype).requires_grad_(x.requires_grad)
         return torch.randint(0, 2 if x.dtype == torch.bool else vocabulary, shape).to(x.dtype)
 
     return dict(structure.build([small(x) if isinstance(x, torch.Tensor) else x for x in leaves]))
@@ -194,10 +196,14 @@ def _split(module: torch.nn.Module, named: Mapping[str, Any]) -> tuple[tuple[Any
 
 def _unsharded(module: torch.nn.Module, named: Mapping[str, Any]) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
     single = copy.deepcopy(module)
-    leaves, _ = flatten(call(single, named))
+    given, structure = flatten(dict(named))
+    given = [x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in given]
+    fresh = structure.build(given)
+    leaves, _ = flatten(call(single, fresh))
     outputs = [x for x in leaves if isinstance(x, torch.Tensor)]
     loss_of(outputs).backward()
-    return [x.detach() for x in outputs], {n: p.grad for n, p in single.named_parameters() if p.grad is not None}
+    gradients = {n: p.grad for n, p in single.named_parameters() if p.grad is not None}
+    return [x.detach() for x in outputs], gradients | input_gradients(fresh)
 
 
 def loss_of(outputs: Sequence[torch.Tensor]) -> torch.Tensor:
