@@ -15,7 +15,7 @@ from autoparallel_core.report.header import print_header
 from autoparallel_core.report.layout import Column, print_bands, print_figures
 from autoparallel_core.report.operators import print_operators
 from autoparallel_core.report.outlook import layout_reasons, print_outlook, warning
-from autoparallel_core.report.serving import serving_columns
+from autoparallel_core.report.serving import LEGEND, serving_columns
 from autoparallel_core.report.stages import print_stages
 from autoparallel_core.report.training import training_columns
 from autoparallel_core.search.outlook import Outlook
@@ -101,6 +101,8 @@ def print_answer(
     print_header(console, problem, parameters, assumptions=assumptions_of(result), extra=extra, notes=about, plans=plans)
     heading(console, _title(problem, len(plans)))
     print_bands(console, columns_of(problem, plans))
+    if problem.mode == "inference":
+        put(console, LEGEND, style="dim")
     heading(console, "Why these")
     for i, plan in enumerate(plans[:_REASONED]):
         put(console, f"#{i + 1} {plan.notation}{_lead(problem, plans, i)}", style="bold")

@@ -13,6 +13,7 @@ from autoparallel_core.report.console import bullets, heading, put
 from autoparallel_core.report.document import envelope, plan_document, problem_document
 from autoparallel_core.report.header import print_header
 from autoparallel_core.report.layout import print_figures
+from autoparallel_core.report.serving import kv_use
 from autoparallel_core.search.check import Change, Check
 from autoparallel_core.search.result import Plan
 from autoparallel_core.spec.problem import Problem
@@ -79,6 +80,13 @@ def stage_lines(problem: Problem, plan: Plan) -> list[str]:
         parts = sorted(((k, v) for k, v in s.bytes.items() if v), key=lambda kv: -kv[1])[:3]
         made = ", ".join(f"{k.replace('_', ' ')} {fmt.memory(v)}" for k, v in parts)
         out.append(f"stage {s.stage} ({s.layers} layers): {fmt.memory(s.total_bytes)} allocated ({made}, …)")
+    f = plan.serving
+    if f is not None and plan.verdict != "does not fit":  # the engine fills its share of the memory whatever is asked
+        held = f"{fmt.plural(f.max_concurrency, 'request')} of {problem.inference.context_tokens:,} tokens"
+        use = "all" if kv_use(plan) == "full" else kv_use(plan)
+        waiting = f", {f.waiting:,.0f} wait" if f.waiting >= 1 else ""
+        out.append(f"the KV cache holds {held} at once and {f.concurrency:,.0f} are in flight: {use} of it in use{waiting}")
+        return out
     what = "with allocator slack and context" if problem.mode == "training" else "in all"
     out.append(
         f"deciding stage {plan.memory.deciding.stage}: {fmt.memory(plan.memory.reserved_bytes)} {what}, "

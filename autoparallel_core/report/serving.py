@@ -10,6 +10,10 @@ from autoparallel_core.report.training import marked, memory_columns, ties
 from autoparallel_core.search.result import Plan, ServingFigures
 from autoparallel_core.spec.problem import Problem
 
+LEGEND = (
+    "TPOT: mean time between the tokens of a request after its first (inter-token latency). End-to-end/token: the whole time of "
+    "a request over its output tokens. Low–high: where 80% of measured runs lie."
+)
 _FULL = 0.995
 """Share of the cache from which it is called full."""
 
