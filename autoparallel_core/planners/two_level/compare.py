@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from autoparallel_core.planners.reasons import speed, title
 from autoparallel_core.planners.two_level.stage_model import PIPELINE_CAUSES
 from autoparallel_core.search.result import Plan, PlannedStage
 from autoparallel_core.spec.problem import Problem
 
 _SLOWEST = "what the slowest stage runs"
+_SHOWN = 6
+"""Changes that are listed."""
+_HEAVY = 0.3
+"""Layers from which the head is worth a word."""
 
 
-def against_baseline(problem: Problem, plan: Plan, base: Plan, own: Plan) -> tuple[str, ...]:
-    """How much faster ``plan`` is than ``base``, the best with the usual stages, and than ``own``, its strategy with them."""
+def against_baseline(problem: Problem, plan: Plan, base: Plan, own: Plan, head_layers: float = 0.0) -> tuple[str, ...]:
+    """How much faster ``plan`` is than ``base``, the best with the usual stages, and than ``own``, its strategy with them.
+
+    ``head_layers``: what the head's end takes, in average layers of the strategy.
+    """
     if not plan.stages:
         return ("no pipeline with stages chosen one by one beats the usual ones",)
     gain = speed(problem, plan) / speed(problem, base) - 1
@@ -21,7 +30,7 @@ def against_baseline(problem: Problem, plan: Plan, base: Plan, own: Plan) -> tup
     elif own.strategy != base.strategy:
         does = "does not fit" if own.verdict == "does not fit" else f"takes {own.cost.total_s:.3g} s"
         sentences.append(f"with the usual stages the same strategy {does}{_why(plan, own)}")
-    return tuple(s for s in (*sentences, _sizes(plan.stages), _recompute(plan.stages)) if s)
+    return tuple(s for s in (*sentences, _moved(plan, own, head_layers), _recompute(plan.stages)) if s)
 
 
 def _away(plan: Plan) -> str:
@@ -48,16 +57,21 @@ def _parts(plan: Plan) -> dict[str, float]:
     return out
 
 
-def _sizes(stages: tuple[PlannedStage, ...]) -> str:
-    """Which stages hold fewer or more layers than most."""
-    sizes = [s.n_layers for s in stages]
-    usual = max(set(sizes), key=lambda n: (sizes.count(n), n))
-    odd = [s for s in stages if s.n_layers != usual]
-    if not odd:
+def _moved(plan: Plan, own: Plan, head_layers: float) -> str:
+    """Which stages hold more or fewer layers than the usual ones of the same strategy."""
+    now = [s.n_layers for s in plan.stages]
+    usual = list(own.training.layers_per_stage) if own.training else now
+    if len(usual) != len(now) or usual == now:
         return ""
-    parts = [f"stage {s.stage} {s.n_layers}{_holds(s)}" for s in odd[:6]]
-    more = f" and {len(odd) - 6} more" if len(odd) > 6 else ""
-    return f"most stages hold {usual} layers, {', '.join(parts)}{more}"
+    parts = []
+    for (was, n), run in groupby(zip(usual, now, plan.stages, strict=True), key=lambda x: x[:2]):
+        stages = [x[2] for x in run]
+        if was != n:
+            names = f"stage {stages[0].stage}" if len(stages) == 1 else f"stages {stages[0].stage}–{stages[-1].stage}"
+            parts.append(f"{names} {was}→{n}{_holds(stages[-1])}")
+    more = f" and {len(parts) - _SHOWN} more changes" if len(parts) > _SHOWN else ""
+    head = f"; the head's end takes as long as {head_layers:.2g} layers" if head_layers > _HEAVY and plan.stages[-1].head else ""
+    return f"layers against the usual stages: {', '.join(parts[:_SHOWN])}{more}{head}"
 
 
 def _holds(s: PlannedStage) -> str:

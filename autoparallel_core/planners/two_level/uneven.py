@@ -22,6 +22,7 @@ from autoparallel_core.planners.two_level.cutter import Cutter
 from autoparallel_core.planners.two_level.host_activations import host_activation_plans
 from autoparallel_core.planners.two_level.layouts import usual_plans
 from autoparallel_core.planners.two_level.simulated import SIMULATED
+from autoparallel_core.planners.two_level.stage_model import stage_model
 from autoparallel_core.search.evaluate import evaluate
 from autoparallel_core.search.evaluation import Evaluation
 from autoparallel_core.search.explain import explain_strategy
@@ -135,7 +136,8 @@ class _Start:
         plans = _ranked(problem, [*even, *cutter.plans(), *away], self.top)
         if plans and even:
             own = next(iter(usual_plans(problem, [explain_strategy(problem, plans[0].strategy, host)], host)))
-            plans[0] = evolve(plans[0], reasons=(*against_baseline(problem, plans[0], even[0], own), *plans[0].reasons))
+            words = against_baseline(problem, plans[0], even[0], own, _head_layers(problem, plans[0], host))
+            plans[0] = evolve(plans[0], reasons=(*words, *plans[0].reasons))
         return evolve(
             grid,
             plans=tuple(plans),
@@ -147,6 +149,13 @@ class _Start:
             assumptions=(*grid.assumptions, *self.able.words, *cutter.words(), _events(problem)),
             baseline=even[0] if even else None,
         )
+
+
+def _head_layers(problem: Problem, plan: Plan, host: Host | None) -> float:
+    """What the head with the loss and multi-token prediction takes, in average layers."""
+    model = stage_model(problem, StrategyBatch.of([plan.strategy]), host)
+    counts = model.prefix[-1]
+    return float(model.last_s[0] * counts.sum() / (counts @ model.time[0]))
 
 
 def _step_s(plan: Plan) -> float:
