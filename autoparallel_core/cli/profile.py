@@ -168,4 +168,4 @@ def _write(args: argparse.Namespace, profile: Profile, host: Host, *, left: int,
         return
     from autoparallel_core.report.profile import print_profile
 
-    print_profile(gpu, profile, files, left=left, whole=whole)
+    print_profile(gpu, profile, files, cached=cache, left=left, whole=whole)

@@ -15,9 +15,15 @@ from autoparallel_core.report import format as fmt
 from autoparallel_core.report.console import bullets, heading, make_console, put
 from autoparallel_core.spec.cluster import Gpu
 
+_LAUNCHES = {
+    "kernel": "launch of an operator",
+    "layer": "launches of a layer",
+    "sharded_layer": "what a layer of sharded tensors (DTensor) adds to each pass",
+}
 
-def print_profile(gpu: Gpu, profile: Profile, files: Sequence[Path], *, left: int, whole: int) -> None:
-    """Print the summary."""
+
+def print_profile(gpu: Gpu, profile: Profile, files: Sequence[Path], *, cached: bool, left: int, whole: int) -> None:
+    """Print the summary; ``cached``: the first of the files is where every answer looks."""
     console = make_console()
     heading(console, f"{gpu.name}: {profile.rows:,} points")
     bullets(console, list(findings(gpu, profile)))
@@ -26,7 +32,10 @@ def print_profile(gpu: Gpu, profile: Profile, files: Sequence[Path], *, left: in
         put(console, f"Unfinished: {whole - left} of {whole} are measured; the same command goes on from there.", style="bold")
     for file in files:
         put(console, f"Written to {file}")
-    put(console, f"Used by every answer about {gpu.name} that does not say --no-profile." if len(files) else "")
+    if cached:
+        put(console, f"Used by every answer about {gpu.name} that does not say --no-profile.")
+    else:
+        put(console, f"Used by answers about {gpu.name} that say --profile-data {files[0]}.")
 
 
 def findings(gpu: Gpu, profile: Profile) -> Iterator[str]:
@@ -44,10 +53,12 @@ def findings(gpu: Gpu, profile: Profile) -> Iterator[str]:
         rate = passes.number("bytes")[0] / passes.seconds
         share = measured.training.get("hbm", 1.0)
         yield f"memory: {len(passes)} passes, up to {fmt.bandwidth(float(rate.max()))}; copies reach {share:.0%} of the bandwidth"
-    for kind, curves in measured.collectives.items():
-        for c in curves:
-            if c.origin == "measured" and "collectives" in profile.tables:
-                yield f"{kind} over {c.ranks}: {fmt.bandwidth(c.bus_bytes_per_s)} bus, {fmt.seconds(c.latency_s)} latency"
+    if (messages := profile.tables.get("collectives")) is not None:
+        groups = {key for key, _ in messages.by("kind", "ranks")}
+        for kind, curves in measured.collectives.items():
+            for c in curves:
+                if (kind, c.ranks) in groups:
+                    yield f"{kind} over {c.ranks}: {fmt.bandwidth(c.bus_bytes_per_s)} bus, {fmt.seconds(c.latency_s)} latency"
     if (launches := profile.tables.get("launch")) is not None:
         for what, seconds in zip(launches["what"].tolist(), launches.seconds.tolist(), strict=True):
-            yield f"launch of a {what}: {fmt.seconds(seconds)}"
+            yield f"{_LAUNCHES[what]}: {fmt.seconds(seconds)}"

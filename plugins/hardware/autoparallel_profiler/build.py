@@ -109,7 +109,7 @@ def cpu_device(device: Device, tables: Mapping[str, Table], ranks: int, threads:
         host_memory_bytes_per_node=device.memory_bytes,
         architecture=device.architecture,
         sources={
-            "memory_bytes": f"measured: a {ranks}th of the machine's" if ranks > 1 else "measured: the machine's",
+            "memory_bytes": f"measured: the machine's over {ranks} ranks" if ranks > 1 else "measured: the machine's",
             "marketing_memory_bytes": "measured: as memory_bytes",
             "hbm_bytes_per_s": streamed,
             "peak_flops": f"assumed: {how}",

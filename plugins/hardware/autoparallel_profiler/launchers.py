@@ -5,13 +5,15 @@ Each launcher turns a request file into the exact command that ``--dry-run`` pri
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attrs import field, frozen
@@ -152,7 +154,7 @@ def execute(launch: Launch, log: Path, watch: Callable[[], None]) -> int:
     """Run the command, calling ``watch`` a few times a second; its exit code. An interrupt reaches the ranks, then us."""
     if launch.script is not None:
         launch.script.write_text(launch.script_text, encoding="utf-8")
-    with log.open("ab") as out:
+    with log.open("ab") as out, _ended_as_interrupted():
         process = subprocess.Popen(  # noqa: S603  the command is ours
             launch.command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **launch.environment}, start_new_session=True
         )
@@ -166,6 +168,24 @@ def execute(launch: Launch, log: Path, watch: Callable[[], None]) -> int:
         except BaseException:
             _stop(process)
             raise
+
+
+@contextlib.contextmanager
+def _ended_as_interrupted() -> Iterator[None]:
+    """A closed terminal or a plain kill ends the ranks, too, as Ctrl-C does; only the main thread can see to it."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -95,6 +95,19 @@ def test_the_command_measures_into_the_cache_and_is_used(cache: Path, tmp_path: 
     assert "no training constant" in capsys.readouterr().err
 
 
+def test_an_import_says_what_it_read_and_where_it_is_used(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source, output = tmp_path / "mine.csv", tmp_path / "h.json"
+    source.write_text(
+        "table,kind,bytes,ranks,time_us\n" + "".join(f"collectives,all_reduce,{2**k},4,{30 + 2**k / 2e5}\n" for k in (20, 24, 27))
+    )
+    assert main(["profile", "--import", str(source), "--gpu-type", "H100", "--output", str(output)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "all_reduce over 4: 3" in said
+    assert "all_gather" not in said
+    assert "every answer" not in said
+    assert "that say --profile-data" in said
+
+
 def test_a_dry_run_prints_the_command_and_measures_nothing(cache: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*COMMAND, "--dry-run"]) == 0
     first, command = capsys.readouterr().out.splitlines()
@@ -112,7 +125,8 @@ def test_a_budget_stops_and_the_next_run_goes_on(cache: Path, capsys: pytest.Cap
     assert len(journal.read_text().splitlines()) == 3
 
 
-def test_an_interruption_keeps_what_was_measured(cache: Path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_keeps_what_was_measured(cache: Path, number: signal.Signals):
     command = [sys.executable, "-m", "autoparallel_core.cli.main", *PASSES]
     process = subprocess.Popen(command, env=dict(os.environ), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     for _ in range(600):
@@ -120,7 +134,7 @@ def test_an_interruption_keeps_what_was_measured(cache: Path):
         if journals and len(journals[0].read_text().splitlines()) > 2:
             break
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
     kept = len(journals[0].read_text().splitlines())
     if process.returncode == 130:  # it may have been done by then
