@@ -156,6 +156,9 @@ class Container:
     words: tuple[str, ...]
     environment: Mapping[str, str]
     machines: Machines
+    image: str = ""
+    program: bool = True
+    """Whether the words begin with a program; else they are arguments of the image's entry point."""
 
 
 def containers(document: Mapping[str, Any]) -> Iterator[Container]:
@@ -204,7 +207,13 @@ def _container(container: Mapping[str, Any], around: Machines) -> Container:
     resources = container.get("resources") or {}
     limits = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     gpus = next((whole(v) for k, v in limits.items() if str(k).endswith("/gpu")), None)
-    return Container(tuple(words), environment, evolve(around, gpus_per_node=gpus))
+    return Container(
+        tuple(words),
+        environment,
+        evolve(around, gpus_per_node=gpus),
+        str(container.get("image") or ""),
+        bool(container.get("command")),
+    )
 
 
 def _listed(value: Any) -> list[Any]:

@@ -29,6 +29,13 @@ class Found:
     """How often one file starts it (independent instances, or ranks of one job)."""
     before: tuple[str, ...] = ()
     """The words in front of the arguments."""
+    image: str = ""
+    """The container image, where a description names one."""
+
+    def image_version(self, *names: str) -> str | None:
+        """The version that the tag of one of these images states (``server:v0.9.1-cuda12`` → 0.9.1)."""
+        pattern = rf"(?:.*/)?(?:{'|'.join(map(re.escape, names))}):v?(\d+\.\d+(?:\.\d+)?(?:\.post\d+)?).*"
+        return next((m[1] for word in (self.image, *self.before) if (m := re.fullmatch(pattern, word))), None)
 
 
 def find(sources: Sources, match: Match) -> list[Found]:
@@ -36,10 +43,12 @@ def find(sources: Sources, match: Match) -> list[Found]:
     out = []
     for run in sources.runs:
         at = None if run.words[0].rsplit("/", 1)[-1] in TALK else match(run.words)
+        if at is None and run.image and not run.program and (behind := match((run.image, *run.words))) is not None:
+            at = behind - 1  # the image's entry point is the program
         if at is not None:
             words, machines = run.split(at)
             words = cut_redirections(words)
-            out.append(Found(words, run.environment, machines, (run.file,), before=run.words[: at + 1]))
+            out.append(Found(words, run.environment, machines, (run.file,), before=run.words[: at + 1], image=run.image))
     return out
 
 
@@ -113,6 +122,14 @@ def program_at(words: Sequence[str], *names: str, then: str | None = None) -> in
                 return i
             if i + 1 < len(words) and words[i + 1] == then:
                 return i + 1
+    return None
+
+
+def image_at(words: Sequence[str], *names: str) -> int | None:
+    """Index of the container image of one of these names (``docker run … registry/name:tag``)."""
+    for i, word in enumerate(words):
+        if word.rsplit("/", 1)[-1].split(":", 1)[0].split("@", 1)[0] in names and not word.startswith("-"):
+            return i
     return None
 
 

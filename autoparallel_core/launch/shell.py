@@ -90,10 +90,12 @@ class _Walk(Words):
             self.statement(node)
 
     def statement(self, node: Node) -> None:
+        if node.type in LITERAL or node.type == "comment":
+            return  # a word where a command should stand, as in unfinished text
         handle = getattr(self, f"_{node.type}", None)
         if handle is not None:
             handle(node)
-        elif node.type not in LITERAL and node.type != "comment":
+        else:
             self.statements(node.named_children)
 
     def _variable_assignment(self, node: Node) -> None:

@@ -33,6 +33,10 @@ class Run:
     environment: Mapping[str, str]
     machines: Machines
     file: str
+    image: str = ""
+    """Container image that runs it, where a description names one."""
+    program: bool = True
+    """Whether the words begin with a program; else they may be arguments of the image's entry point."""
 
     def split(self, at: int) -> tuple[tuple[str, ...], Machines]:
         """The arguments behind word ``at``, and the machines that the words up to it state."""
@@ -193,9 +197,12 @@ def _described_runs(base: str, document: Any, shells: Mapping[str, str]) -> Iter
             words.append(shlex.join(map(str, value)))
     texts = [" ".join(words)] if words else []
     texts += [document[key] for key in ("run", "script", "cmd") if isinstance(document.get(key), str)]
+    image = str(document.get("image") or "")
     for text in texts:
         for command in read_script(text, others=shells).commands:
-            yield Run(command.words, command.environment, launcher_machines(command.around), base)
+            yield Run(
+                command.words, command.environment, launcher_machines(command.around), base, image, "entrypoint" in document
+            )
     for value in document.values():
         if isinstance(value, Mapping | list):
             yield from _described_runs(base, value, shells)
@@ -251,4 +258,4 @@ def _pod_runs(base: str, manifest: Mapping[str, Any], shells: Mapping[str, str])
     for container in containers(manifest):
         script = read_script(shlex.join(container.words), environment=container.environment, others=shells)
         for command in script.commands:
-            yield Run(command.words, command.environment, container.machines, base)
+            yield Run(command.words, command.environment, container.machines, base, container.image, container.program)

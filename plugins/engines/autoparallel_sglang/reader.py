@@ -79,6 +79,7 @@ def _launch(sources: Sources, found: Found, parsed: Parsed, problem: Problem | N
     return Launch(
         engine=NAME,
         form="sglang server",
+        version=found.image_version("sglang"),
         strategy=None if problem is None else strategy_of(parsed, problem, copies),
         n_gpus=max(found.machines.total or 0, one * copies),
         gpus_per_node=found.machines.gpus_per_node or (tp * pp // parsed.get("nnodes", 1) if spread else None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import Any
@@ -16,6 +17,20 @@ from autoparallel_core.spec.strategy import RECOMPUTE, Strategy
 from autoparallel_torchtitan.fields import PRICED, QUIET, settings
 
 NAME = "torchtitan"
+FLAVORS = {
+    "llama3": {"8B": "meta-llama/Llama-3.1-8B", "70B": "meta-llama/Llama-3.1-70B", "405B": "meta-llama/Llama-3.1-405B"},
+    "llama4": {
+        "17bx16e": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+        "17bx128e": "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+    },
+    "deepseek_v3": {"671B": "deepseek-ai/DeepSeek-V3"},
+    "qwen3": {
+        **{s: f"Qwen/Qwen3-{s}" for s in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
+        "30B-A3B": "Qwen/Qwen3-30B-A3B", "235B-A22B": "Qwen/Qwen3-235B-A22B",
+    },
+    "gpt_oss": {"20b": "openai/gpt-oss-20b", "120b": "openai/gpt-oss-120b"},
+}  # fmt: skip
+"""Models that torchtitan ships, by family and flavour (torchtitan/models/*/__init__.py), as public names."""
 PIPELINE = "torchtitan/distributed/pipeline_parallel.py"
 SINGLE = ("1F1B", "GPipe")
 TWO_STAGE_V = ("ZBVZeroBubble", "DualPipeV")
@@ -62,7 +77,7 @@ def read_launch(files: Mapping[str, str], engine: str | None, problem: Problem |
         version="0.2.2" if form.startswith("torchtitan TOML") else None,
         n_gpus=total,
         gpus_per_node=machines.gpus_per_node,
-        model=None,
+        model=model_of(values, files),
         workload=said(
             seq_len=values.get("training.seq_len") or values.get("training.max_context_length"),
             global_batch_size=_batch(s, total),
@@ -74,6 +89,17 @@ def read_launch(files: Mapping[str, str], engine: str | None, problem: Problem |
         unmodelled=tuple(_unmodelled(s, problem)),
         unknown=unknown,
     )
+
+
+def model_of(values: Mapping[str, Any], files: Mapping[str, str]) -> str | None:
+    """The model that the settings name: a family and its flavour, or a configuration named after both (``llama3_70b``)."""
+    family, flavor = str(values.get("model.name", "")), str(values.get("model.flavor", ""))
+    if family:
+        return FLAVORS.get(family, {}).get(flavor, f"{family} {flavor}".strip())
+    names = {f"{f}_{size}".lower().replace("-", "_"): m for f, sizes in FLAVORS.items() for size, m in sizes.items()}
+    text = " ".join([*files, *files.values()]).lower().replace("-", "_")
+    found = {m for name, m in names.items() if re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text)}
+    return found.pop() if len(found) == 1 else None
 
 
 def stated_world(s: Settings) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from autoparallel_core.launch.batch import Machines
 from autoparallel_core.launch.flags import Parsed, dashed, parse, sort_leftover
-from autoparallel_core.launch.found import Found, find, has_flag, one_launch, program_at
+from autoparallel_core.launch.found import Found, find, has_flag, image_at, one_launch, program_at
 from autoparallel_core.launch.result import KV_DTYPES, instances, said, shared_fields
 from autoparallel_core.launch.sources import Sources, keyword_words, take_apart
 from autoparallel_core.search.facts import is_moe
@@ -19,6 +19,8 @@ from autoparallel_vllm.refusals import refusals
 
 NAME = "vllm"
 MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+IMAGES = ("vllm-openai", "vllm-openai-rocm", "rocm-vllm")
+"""Container images whose entry point is the server."""
 TELLTALE = ("--gpu-memory-utilization", "--max-model-len", "--enable-expert-parallel", "--max-num-batched-tokens")
 """Flags that no other engine has; enough to know a bare list of arguments."""
 
@@ -30,6 +32,8 @@ def command_at(words: Sequence[str], *, named: bool) -> int | None:
         at = program_at(words, *MODULES, "vllm")
         if at is not None and words[at] not in MODULES:
             at = at if at + 1 < len(words) and words[at + 1].startswith("-") else None
+    if at is None:
+        at = image_at(words, *IMAGES)
     if at is None and words[0].startswith("-") and (named or has_flag(words, *TELLTALE)):
         return -1
     return at
@@ -101,6 +105,7 @@ def _launch(sources: Sources, found: Found, parsed: Parsed, model: str | None, p
     return Launch(
         engine=NAME,
         form="vllm serve",
+        version=found.image_version(*IMAGES),
         strategy=None if problem is None else strategy_of(parsed, problem, copies),
         n_gpus=max(found.machines.total or 0, one * copies),
         gpus_per_node=per_node,

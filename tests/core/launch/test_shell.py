@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autoparallel_core.launch.arithmetic import calculate
@@ -119,6 +119,7 @@ def test_endless_recursion_ends() -> None:
 
 
 @given(st.text(max_size=200))
+@example("[0{")
 def test_any_text_is_read_without_an_error(text: str) -> None:
     read_script(text)
 

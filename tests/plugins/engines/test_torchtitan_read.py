@@ -127,3 +127,34 @@ def test_a_pipeline_that_drains_more_than_once_is_said(checker: Checker) -> None
     assert any(
         "the pipeline drains after each local batch of 8 sequences, 8 times per step" in s for s in found.launch["unmodelled"]
     )
+
+
+TWO = "--parallelism.tensor_parallel_degree 2"
+
+
+@pytest.mark.parametrize(
+    ("files", "model"),
+    [
+        (
+            {"a.toml": '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ntensor_parallel_degree = 2\n'},
+            "meta-llama/Llama-3.1-8B",
+        ),
+        ({"go.sh": f"NGPU=8 MODULE=llama3 CONFIG=llama3_8b ./run_train.sh {TWO}"}, "meta-llama/Llama-3.1-8B"),
+        ({"go.sh": f"NGPU=8 CONFIG_FILE=./configs/qwen3_0.6b.toml ./run_train.sh {TWO}"}, "Qwen/Qwen3-0.6B"),
+        ({"go.sh": f"NGPU=8 CONFIG_FILE=./configs/mine.toml ./run_train.sh {TWO}"}, None),
+    ],
+)
+def test_the_model_is_a_family_and_a_flavour(checker: Checker, files: dict[str, str], model: str | None) -> None:
+    found = checker(files, "--gpu-type", "H100", "--n-gpus", "8", "--max-length", "4096", "--batch-size", "64")
+    if model is None:
+        assert found.code == 2
+        assert "which model" in found.err
+    else:
+        assert found.document["model"]["name"] == model
+
+
+def test_a_flavour_that_is_not_public_is_named(checker: Checker) -> None:
+    text = '[model]\nname = "llama3"\nflavor = "debugmodel"\n[parallelism]\ntensor_parallel_degree = 2\n'
+    found = checker({"a.toml": text}, "--gpu-type", "H100", "--n-gpus", "8")
+    assert found.code == 2
+    assert "llama3 debugmodel" in found.err

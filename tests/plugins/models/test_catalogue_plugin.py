@@ -34,7 +34,7 @@ def test_published_size_and_no_field_unread(name):
         ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "Qwen/Qwen3-235B-A22B", {"fp8_block128", "bf16"}),
         ("nvidia/Llama-3.1-70B-Instruct-FP8", "meta-llama/Llama-3.1-70B", {"fp8", "bf16"}),
         ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "meta-llama/Llama-3.3-70B-Instruct", {"fp8", "bf16"}),
-        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "Qwen/Qwen2.5-72B-Instruct", {"int4_g128z", "bf16"}),
+        ("Qwen/Qwen2.5-32B-Instruct-AWQ", "Qwen/Qwen2.5-32B-Instruct", {"int4_g128z", "bf16"}),
     ],
 )
 def test_further_names_are_the_same_model_stored_as_they_say(name, like, kinds):
