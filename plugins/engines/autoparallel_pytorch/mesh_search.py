@@ -85,10 +85,14 @@ class MeshSearch:
                 self.said.append(f"{mesh}: not searched in time, not below {bound:.4g} s")
                 continue
             try:
-                found = planning.search()
+                outcome = planning.outcome()
             except Infeasible as e:
                 self.said.append(f"{mesh}: {e}")
                 continue
+            if self.best is not None and outcome.bound_s >= self.best[2]:
+                self.said.append(f"{mesh}: not below {outcome.bound_s:.4g} s")
+                continue
+            found = planning.finished(outcome)
             step = planning.objective.step_s(found.seconds)
             self.said.append(f"{mesh}: {step:.4g} s")
             if self.best is None or step < self.best[2]:

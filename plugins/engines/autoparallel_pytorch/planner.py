@@ -27,6 +27,7 @@ from autoparallel_pytorch.rules import Rules, check_version
 from autoparallel_pytorch.search import Choice, Objective, Outcome, Point, Search
 from autoparallel_pytorch.trace import trace
 from autoparallel_pytorch.transitions import Transitions
+from autoparallel_pytorch.uneven import uneven
 
 if TYPE_CHECKING:
     import torch
@@ -110,6 +111,7 @@ class Planning:
         )  # fmt: skip
         if (sentence := check_version()) is not None:
             planning.notes.append(sentence)
+        planning.notes += uneven(graph, mesh)
         return planning
 
     @property
@@ -137,7 +139,14 @@ class Planning:
 
     def search(self) -> Found:
         """Raises Infeasible when nothing fits."""
-        outcome = self._opened().run()
+        return self.finished(self.outcome())
+
+    def outcome(self) -> Outcome:
+        """The choice of the search, with one pattern of recomputation for all layers. Raises Infeasible when nothing fits."""
+        return self._opened().run()
+
+    def finished(self, outcome: Outcome) -> Found:
+        """Written out, with as little recomputation as fits."""
         found = self._written(outcome, outcome.best.choice, self._again(outcome.best.choice))
         for point in (outcome.best, outcome.below):
             if point is not None and found.recomputed:
