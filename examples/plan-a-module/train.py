@@ -28,7 +28,7 @@ def main(directory: str, plan: str) -> None:
         loss.backward()
         optimizer.step()
         if not dist.is_initialized() or dist.get_rank() == 0:
-            print(f"step {step}: loss {loss.item():.5f}", flush=True)
+            print(f"step {step}: loss {loss.item():.4f}", flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
 

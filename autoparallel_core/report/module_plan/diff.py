@@ -44,7 +44,7 @@ def _setting(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _asked_name(name: str) -> str:
-    return name.removesuffix("_bytes").replace("_", " ") if name.endswith("_bytes") else name.replace("_", " ")
+    return name if " " in name else name.removesuffix("_bytes").replace("_", " ")  # names of pins and inputs stay as they are
 
 
 def _said(name: str, value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -142,7 +143,11 @@ def gathered_inputs(program: Program) -> int:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """``CommDebugMode`` puts hooks on every module; torch warns of hooks on modules that return records or take no gradient."""
+    """Without torch's remarks on the comparison itself.
+
+    ``CommDebugMode`` puts hooks on every module, and whole tensors are gathered one mesh dimension at a time.
+    """
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*ackward hook", category=UserWarning)
         yield
