@@ -81,10 +81,14 @@ def trade_off(problem: Problem, best: Plan, contrast: Contrast | None) -> list[s
     )
     if (n := quick_low.strategy.tp) != (m := wide_low.strategy.tp) and _cause(quick_low, wide_low) in {"gemm", "expert_gemm"}:
         first += f": {n} GPUs read the weights side by side, not {m}"
-    full, other = high.output_tokens_per_s_per_gpu, _figures(quick_high).output_tokens_per_s_per_gpu
+    load = _figures(quick_high)
+    full, other = (f.output_tokens_per_s / f.gpus for f in (high, load))
+    if full <= other * (1 + TIE):
+        return [first]
+    used = " in use" if min(high.gpus, load.gpus) < problem.cluster.n_gpus else ""
     second = (
-        f"under load {wide} gives more: {fmt.significant(full, 4)} output tokens/s per GPU with {high.concurrency:,.0f} requests "
-        f"in flight against {fmt.significant(other, 4)} of {quick} with {_figures(quick_high).concurrency:,.0f}"
+        f"under load {wide} gives more: {fmt.significant(full, 4)} output tokens/s per GPU{used} with {high.concurrency:,.0f} "
+        f"requests in flight against {fmt.significant(other, 4)} of {quick} with {load.concurrency:,.0f}"
         f"{_more(wide_high, quick_high)}"
     )
     return [first, second] if for_latency else [second, first]

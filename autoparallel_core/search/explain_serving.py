@@ -126,7 +126,7 @@ def _windows(problem: Problem, evaluation: Evaluation, i: int) -> list[str]:
     """What sliding windows save of a request's cache, or would save."""
     context = float(problem.inference.context_tokens)
     layers = [w for layer in problem.arch.layers if (w := _window(layer)) is not None and w < context]
-    if evaluation.cache is None or not layers:
+    if evaluation.cache is None or not layers or evaluation.cache.window_pool_ratio is not None:  # a pool's size is fixed
         return []
     row = evaluation.cache.take(np.array([i]))
     state = float(row.state_bytes_per_sequence[0])
