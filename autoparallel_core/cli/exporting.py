@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,11 +100,28 @@ def figures(problem: Problem, plan: Plan) -> tuple[str, ...]:
         f = plan.training
         what = f"step {f.step_s:.3g} s, {f.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, MFU {100 * f.mfu:.1f}%"
         batch = f"{problem.training.global_batch_size:,} sequences of {problem.training.seq_len:,} tokens per step"
-        return (f"Predicted: {what}; {per_gpu} ({plan.verdict}). {batch}, {f.micro_batches:,} micro-batches.",)
+        return (
+            f"Predicted: {what}; {per_gpu} ({plan.verdict}). {batch}, {f.micro_batches:,} micro-batches.",
+            *_nodes_by_kind(problem, plan),
+        )
     assert plan.serving is not None, "a plan holds figures of one mode"
     s = plan.serving
     what = f"{s.output_tokens_per_s_per_gpu:,.0f} output tokens/s per GPU, TTFT {s.ttft_s:.3g} s, TPOT {1e3 * s.tpot_s:.3g} ms"
     return (f"Predicted: {what}; KV cache of {s.kv_tokens_per_instance:,} tokens per instance ({plan.verdict}).",)
+
+
+def _nodes_by_kind(problem: Problem, plan: Plan) -> tuple[str, ...]:
+    """Which node ranks must be of which kind of GPU: stages are runs of ranks, in order."""
+    kinds = [(s.gpu, s.gpus) for s in plan.stages]
+    if len({gpu for gpu, _ in kinds}) < 2:
+        return ()
+    runs, at = [], 0
+    for gpu, run in groupby(kinds, key=lambda x: x[0]):
+        n = sum(gpus for _, gpus in run)
+        first, last = at // problem.cluster.gpus_per_node, (at + n - 1) // problem.cluster.gpus_per_node
+        runs.append(f"{first} to {last} are {gpu}" if last > first else f"{first} is {gpu}")
+        at += n
+    return (f"Give nodes their rank by kind of GPU: {', '.join(runs)}.",)
 
 
 def _question(args: argparse.Namespace, problem: Problem) -> str:
