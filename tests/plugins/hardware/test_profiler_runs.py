@@ -125,23 +125,40 @@ def test_a_budget_stops_and_the_next_run_goes_on(cache: Path, capsys: pytest.Cap
     assert len(journal.read_text().splitlines()) == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_keeps_what_was_measured(cache: Path, number: signal.Signals):
+def interrupted(cache: Path, number: signal.Signals) -> tuple[int, str, Path]:
+    """Exit code and complaints of a campaign that gets a signal after its first result, and its journal."""
     command = [sys.executable, "-m", "autoparallel_core.cli.main", *PASSES]
     process = subprocess.Popen(command, env=dict(os.environ), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     for _ in range(600):
         journals = list(cache.rglob("*.jsonl"))
-        if journals and len(journals[0].read_text().splitlines()) > 2:
+        if journals and len(journals[0].read_text().splitlines()) > 1:
             break
         time.sleep(0.1)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    kept = len(journals[0].read_text().splitlines())
-    if process.returncode == 130:  # it may have been done by then
+    return process.returncode, err, journals[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_closed_terminal_ends_the_ranks(cache: Path, number: signal.Signals):
+    code, _, journal = interrupted(cache, number)
+    assert code == 130
+    kept = journal.read_text()
+    time.sleep(1.5)
+    assert journal.read_text() == kept
+
+
+def test_an_interruption_keeps_what_was_measured(cache: Path):
+    code, err, journal = interrupted(cache, signal.SIGINT)
+    kept = journal.read_text().splitlines()
+    if code == 130:  # it may have been done by then
         assert "what was measured so far is kept" in err
-    assert kept > 2
+    assert len(kept) > 1
+    command = [sys.executable, "-m", "autoparallel_core.cli.main", *PASSES]
     assert subprocess.run(command, env=dict(os.environ), capture_output=True, check=False).returncode == 0
-    assert len(journals[0].read_text().splitlines()) == 15
+    whole = journal.read_text().splitlines()
+    assert whole[: len(kept)] == kept
+    assert len(whole) == 15
 
 
 @pytest.mark.parametrize(
