@@ -103,7 +103,7 @@ def _find(d: Mapping[str, Any], regions: Regions, name: str) -> Mapping[str, Any
     for o in d["operators"]:
         by_key.setdefault(regions.key(o["name"]), o)
     wanted = regions.key(name)
-    for candidate in (wanted, f"{wanted}.weight"):
+    for candidate in (wanted, f"{wanted}.weight", f"/{wanted}"):  # the root module's own operators have no name in front
         if candidate in by_key:
             return by_key[candidate]
     loose: list[Mapping[str, Any]] = [o for o in d["operators"] if plain(o["name"]) == plain(name) or plain(o["name"]) == name]

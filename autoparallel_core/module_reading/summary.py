@@ -80,7 +80,18 @@ def collectives(d: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Collectives that repeat in every layer as one entry, dearest first; seconds and total bytes are those of all of them."""
     groups: dict[Hashable, list[Mapping[str, Any]]] = {}
     for c in d["collectives"]:
-        key = (c["kind"], c["mesh_dim"], plain(c["for"]), bool(c["gradient_of"]), c["phase"], c["cause"], c["from"], c["to"], c["bytes"], c["dtype"])
+        key = (
+            c["kind"],
+            c["mesh_dim"],
+            plain(c["for"]),
+            bool(c["gradient_of"]),
+            c["phase"],
+            c["cause"],
+            c["from"],
+            c["to"],
+            c["bytes"],
+            c["dtype"],
+        )
         groups.setdefault(key, []).append(c)
     out = [
         {

@@ -15,6 +15,7 @@ from attrs import field, frozen
 
 from autoparallel_core.errors import SpecError
 from autoparallel_core.spec.cluster import Cluster
+from autoparallel_core.spec.module_plan_shape import check_shape
 from autoparallel_core.spec.module_source import BuiltModule, ModuleSource
 
 SCHEMA = "autoparallel.module-plan"
@@ -71,7 +72,7 @@ def read_module_plan(path: Path | str) -> ModulePlan:
     """A plan from its file.
 
     Raises:
-        SpecError: the file is missing, no JSON, no plan, or of a version that this program does not read.
+        SpecError: the file is missing, no JSON, no plan, damaged, or of a version that this program does not read.
     """
     path = Path(path)
     try:
@@ -84,9 +85,7 @@ def read_module_plan(path: Path | str) -> ModulePlan:
         raise SpecError(f"plan {path}: not a plan of a module (its 'schema' is not {SCHEMA})")
     if document.get("version") != VERSION:
         raise SpecError(f"plan {path}: version {document.get('version')} of the schema, this program reads {VERSION}")
-    missing = [k for k in ("mesh", "cost", "memory", "parameters", "operators", "collectives", "program") if k not in document]
-    if missing:
-        raise SpecError(f"plan {path}: lacks {', '.join(missing)}")
+    check_shape(document, f"plan {path}")
     return ModulePlan(document)
 
 

@@ -16,7 +16,9 @@ from autoparallel_core.errors import Infeasible, PluginConflict, SpecError
 COMMAND = [sys.executable, "-m", "autoparallel_core.cli.main"]
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["plugins"], ["plugins", "--json"], ["engines"], ["gpus"]])
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["plan", "--help"], ["--version"], ["plugins"], ["plugins", "--json"], ["engines"], ["gpus"]]
+)
 def test_light_commands_load_neither_numpy_nor_torch(argv):
     code = (
         "import sys\nfrom autoparallel_core.cli.main import main\n"

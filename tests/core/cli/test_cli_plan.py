@@ -315,6 +315,8 @@ def test_a_damaged_plan_is_refused(plans: tuple[str, str], here: Path, refused: 
         ({"version": 99}, "version 99"),
         ({"schema": "x"}, "not a plan of a module"),
         ({"cost": ...}, "lacks cost"),
+        ({"recompute": [1]}, "recompute[0] must be str, not int"),
+        ({"hubs": []}, "which no operator or hub has"),
     ):
         broken = {k: v for k, v in {**document, **change}.items() if v is not ...}
         (here / "broken.json").write_text(json.dumps(broken))
