@@ -112,3 +112,15 @@ def test_an_output_without_a_loss_comes_back_placed_and_takes_a_gradient() -> No
     plan = planned(module, inputs, {"dp": 2, "tp": 2}, pins={"output 0": "S(0) R", "x": "S(0) R"})
     found = verify(plan, {"module": module, "inputs": inputs, "reduce": False})
     assert found["passed"], found
+
+
+def test_a_plan_on_four_dimensions_verifies() -> None:
+    with torch.device("meta"):
+        large = Decoder(layers=2, hidden=2048, heads=16, kv_heads=16, width=8192, vocab=32768).to(torch.bfloat16)
+        shapes = {k: torch.empty(32, 4096, dtype=torch.int64) for k in ("tokens", "labels")}
+    plan = planned(large, shapes, {"dp": 2, "fsdp": 2, "cp": 2, "tp": 2})
+    small = Decoder(layers=2, hidden=64, heads=16, kv_heads=16, width=128, vocab=64)
+    found = verify(plan, {"module": small, "inputs": tokens(batch=16)})
+    assert found["passed"], found
+    assert found["mesh"] == [2, 2, 2, 2]
+    assert sum(found["collectives_counted"].values()) > 50

@@ -100,6 +100,20 @@ def test_pins_hold_and_wrong_ones_are_explained() -> None:
         planned(module, inputs, {"dp": 2}, pins={"layers.0.wq.weight": "S(5)"})
 
 
+def test_dimensions_that_do_not_divide_are_said() -> None:
+    with torch.device("meta"):
+        module, inputs = Decoder(layers=1, vocab=50257), tokens(batch=6)
+    plan = planned(module, inputs, {"tp": 8})
+    table, batch = (n for n in plan.document["notes"] if "equal pieces" in n)
+    assert table == (
+        "embed.weight, head.weight: dimension 0 of 50257 does not go in 8 (tp) equal pieces and is not cut there; 50264 would"
+    )
+    assert batch.startswith("input tokens, input labels: dimension 0 of 6 does not go in 8 (tp)")
+    assert plan.placements["head.weight"] in ("R", "S(1)")
+    with pytest.raises(SpecError, match=r"head.weight=S\(0\): not among its placements on mesh tp=8: R; S\(1\)"):
+        planned(module, inputs, {"tp": 8}, pins={"head": "S(0)"})
+
+
 def test_no_collective_is_faster_than_its_wire_and_no_step_than_its_computation() -> None:
     with torch.device("meta"):
         module = Decoder(layers=1, hidden=1024, heads=8, kv_heads=8, width=4096, vocab=8192).to(torch.bfloat16)
