@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from autoparallel_core.search.api import search as search
     from autoparallel_core.search.evaluate import evaluate as evaluate
     from autoparallel_core.search.explain import explain_strategy as explain_strategy
+    from autoparallel_core.search.frontier import frontier as frontier
+    from autoparallel_core.search.outlook import outlook as outlook
+    from autoparallel_core.search.pools import compare_pools as compare_pools
     from autoparallel_core.search.rules import rules_for as rules_for
     from autoparallel_core.search.rules import violations as violations
     from autoparallel_core.spec.module_plan import ModulePlan as ModulePlan
@@ -75,6 +78,9 @@ _WHERE = {
     "problem": ("make_problem",),
     "search.evaluate": ("evaluate",),
     "search.explain": ("explain_strategy",),
+    "search.frontier": ("frontier",),
+    "search.outlook": ("outlook",),
+    "search.pools": ("compare_pools",),
     "search.rules": ("rules_for", "violations"),
     "spec.module_plan": ("ModulePlan", "read_module_plan"),
     "spec.module_source": ("ModuleSource",),
