@@ -14,7 +14,7 @@ from autoparallel_core.spec.workload import PRECISIONS
 
 MODES = ("training", "inference")
 GOALS = ("throughput", "latency", "cost")
-GRANULARITIES = ("stage", "layer", "operator")
+GRANULARITIES = ("stage", "degrees", "layer", "operator")
 KV_DTYPES = ("bf16", "fp16", "fp8")
 
 

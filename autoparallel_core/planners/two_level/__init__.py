@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from autoparallel_core.spec.space import Space
 
 NAME, AUTO = "two_level", "auto"
-GRANULARITIES = ("stage", "layer", "operator")
+GRANULARITIES = ("stage", "degrees", "layer", "operator")
 
 
 @hookimpl
@@ -33,8 +33,9 @@ def plan(planner: str, problem: Problem, options: Mapping[str, Any]) -> SearchRe
     """Search with stages of any size.
 
     ``options``: ``host`` (required), ``top`` plans to return, ``progress`` called with (strategies done, in all), and
-    ``granularity``: ``stage`` (one strategy, stages of any size), ``layer`` (a strategy per layer of a single stage) or
-    ``operator`` (a sharding per operator of a single stage, beside the grid's plans).
+    ``granularity``: ``stage`` (one strategy, stages of any size), ``degrees`` (stages of different degrees), ``layer`` (a
+    strategy per layer of a single stage) or ``operator`` (a sharding per operator of a single stage, beside the grid's
+    plans).
     ``auto`` also takes the grid's options. Raises SpecError for a serving problem where ``two_level`` is asked for.
     """
     if planner == AUTO:
@@ -66,11 +67,19 @@ def plan(planner: str, problem: Problem, options: Mapping[str, Any]) -> SearchRe
         if problem.cluster.kinds:
             raise SpecError("a strategy per layer needs GPUs of one kind; leave --granularity out")
         return layer_search(problem, space, rules_for(problem, host), host=host, progress=progress)
-    if problem.cluster.kinds:
+
+    def usual() -> SearchResult:
+        if not problem.cluster.kinds:
+            return on(problem, top)
         from autoparallel_core.planners.two_level.kinds import kinds_search
 
         return kinds_search(problem, space, host=host, top=top, progress=progress, alone=lambda part: on(part, 1))
-    return on(problem, top)
+
+    if granularity == "degrees":
+        from autoparallel_core.planners.two_level.degrees_answer import degrees_search
+
+        return degrees_search(problem, space, host=host, top=top, usual=usual)
+    return usual()
 
 
 def _per_operator(problem: Problem, space: Space, options: Mapping[str, Any]) -> SearchResult:

@@ -58,11 +58,8 @@ def price_cells(model: StageModel, i: int, cells: StageCells, recompute: Granula
     """Seconds of strategy ``i`` on each cell (infinite where it does not fit), and its layers under full recompute, [N, C]."""
     n = cells.counts(model)
     seconds = n @ model.time[i] + cells.first * model.first_s[i] + cells.last * model.last_s[i]
-    flight = model.flight(i, cells.position)
-    held = n @ model.static[i] + model.constant[i] + cells.first * model.first_static[i]
-    held = held + cells.last * (model.last_static[i] + model.logits[i] + flight * model.last_saved[i])
-    kept = flight * model.stays(n)
-    deficit = held + kept * (n @ model.saved[i]) + flight * model.passing[i] - model.budget[i]
+    kept = model.flight(i, cells.position) * model.stays(n)
+    deficit = _plain_bytes(model, i, cells, n) - model.budget[i]
     if model.batch.recompute[i] != FULL:
         return np.where(deficit <= 0, seconds, np.inf), np.zeros_like(n)
     if recompute == "layer":
@@ -70,6 +67,22 @@ def price_cells(model: StageModel, i: int, cells: StageCells, recompute: Granula
     else:
         extra, x = _first_layers(model, i, cells, deficit, kept, recompute)
     return seconds + extra, x
+
+
+def _plain_bytes(model: StageModel, i: int, cells: StageCells, n: IntArray) -> Array:
+    """Bytes of stages of ``n`` layers by class without full recompute, [N]."""
+    flight = model.flight(i, cells.position)
+    held = n @ model.static[i] + model.constant[i] + cells.first * model.first_static[i]
+    held = held + cells.last * (model.last_static[i] + model.logits[i] + flight * model.last_saved[i])
+    return np.asarray(held + flight * (model.stays(n) * (n @ model.saved[i]) + model.passing[i]))
+
+
+def stage_bytes(model: StageModel, i: int, cells: StageCells, x: IntArray) -> Array:
+    """Bytes that stages allocate with ``x`` layers by class, [N, C], under full recompute."""
+    n = cells.counts(model)
+    freed = model.flight(i, cells.position) * model.stays(n) * (x @ model.dropped[i])
+    live = np.where(x > 0, model.live[i], 0.0).max(axis=1)
+    return np.asarray(_plain_bytes(model, i, cells, n) - freed + live)
 
 
 def _any_layers(model: StageModel, i: int, n: IntArray, deficit: Array, kept: Array) -> tuple[Array, IntArray]:
