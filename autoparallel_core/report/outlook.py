@@ -8,7 +8,7 @@ from rich.console import Console
 
 from autoparallel_core.planners.reasons import largest_increase, title
 from autoparallel_core.report import format as fmt
-from autoparallel_core.report.console import bullets, heading
+from autoparallel_core.report.console import bullets, heading, put
 from autoparallel_core.report.frontier import frontier_document, notation, point_document, print_frontier
 from autoparallel_core.report.pools import pools_document
 from autoparallel_core.search.outlook import Contrast, Outlook, UsableLoad, Without
@@ -24,6 +24,8 @@ def print_outlook(console: Console, problem: Problem, best: Plan, found: Outlook
         bullets(console, said)
     if pareto:
         print_frontier(console, problem, found.frontier)
+    elif found.frontier.points:
+        put(console, "--pareto shows every load; --disaggregate compares with prefill and decode pools", style="dim")
 
 
 def goodput(problem: Problem, best: Plan, found: Outlook) -> list[str]:

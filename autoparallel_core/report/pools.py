@@ -127,6 +127,7 @@ def _columns(rows: list[_Row]) -> list[Column]:
     columns = [
         Column("deployment", [r.name for r in rows], right=False),
         Column("output\ntok/s/GPU", [fmt.significant(r.output_tokens_per_s / r.n_gpus, 4) for r in rows]),
+        Column("output\ntok/s", [fmt.significant(r.output_tokens_per_s, 4) for r in rows]),
         Column("tok/s\n/user", [fmt.significant(1 / r.tpot_s) if r.tpot_s > 0 else "" for r in rows]),
         Column("TTFT", [fmt.seconds(r.ttft_s) for r in rows]),
         Column("TPOT", [fmt.seconds(r.tpot_s) for r in rows]),
