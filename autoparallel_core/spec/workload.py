@@ -27,6 +27,8 @@ class Software:
     cp_comm: Literal["p2p", "all_gather", "a2a"] = "p2p"
     """How context parallelism brings keys to queries: a ring of sends behind the attention (Ring Attention), an all-gather of
     keys and values before it, or all-to-alls that trade the sequence for heads (Ulysses)."""
+    own_tensor_parallel: bool = False
+    """The model's own layers are cut over tensor-parallel ranks; else the engine cuts a plain model, where it can."""
     launch_blocking: bool = False
     """CUDA_LAUNCH_BLOCKING: the host waits for every kernel."""
     sharded_dispatch: bool = False

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from autoparallel_core.launch.batch import Machines
-from autoparallel_core.launch.flags import Parsed
+from autoparallel_core.launch.flags import Parsed, options, parse
 from autoparallel_core.launch.found import find, one_launch
 from autoparallel_core.launch.result import said
 from autoparallel_core.launch.sources import Sources, take_apart
@@ -42,6 +42,12 @@ _CONFIG = "deepspeed/runtime/config.py"
 
 CONFIG_FLAG = "--deepspeed|--deepspeed_config|--deepspeed-config|--ds_config=ds"
 """How training scripts name the configuration file."""
+OWN_LAYERS = (
+    *options("int", "--tensor-model-parallel-size=own_tp", "--pipeline-model-parallel-size=own_pp", "--zero-stage=zero"),
+    *options("on", "--sequence-parallel=own_sp", "--checkpoint-activations|--deepspeed-activation-checkpointing=checkpointing"),
+)
+"""Flags of scripts whose layers are cut by hand (Megatron-DeepSpeed)."""
+OWN = ("own_tp", "own_pp", "own_sp", "checkpointing")
 
 
 @frozen
@@ -66,9 +72,11 @@ class Settings:
     def degree(self, name: str) -> int:
         """tp, cp (Ulysses), pp, ep."""
         stated = {
-            "tp": whole_or_none(self.part("tensor_parallel").get("autotp_size")) or self.arguments.get("tp"),
+            "tp": whole_or_none(self.part("tensor_parallel").get("autotp_size"))
+            or self.arguments.get("tp")
+            or self.arguments.get("own_tp"),
             "cp": whole_or_none(self.config.get("sequence_parallel_size")),
-            "pp": whole_or_none(self.part("pipeline").get("stages")) or self.arguments.get("pp"),
+            "pp": whole_or_none(self.part("pipeline").get("stages")) or self.arguments.get("pp") or self.arguments.get("own_pp"),
             "ep": (whole_or_none(self.part("expert_parallel").get("autoep_size")) or self.arguments.get("ep")),
         }[name]
         return stated or 1
@@ -97,7 +105,7 @@ def read_launch(files: Mapping[str, str], engine: str | None, problem: Problem |
 def _settings(sources: Sources) -> Settings | None:
     found = one_launch(find(sources, _script_at), per_node=PER_NODE, program="training")
     options = launcher_options(found) if found else {}
-    arguments = trainer_arguments(found.words, "the training script", CONFIG_FLAG) if found else Parsed({})
+    arguments = _arguments(found.words) if found else Parsed({})
     machines = _launched_on(options, found.machines) if found else Machines()
     accelerate = named_document(sources, options.get("config_file")) or _accelerate(sources)
     config = named_document(sources, arguments.get("ds"))
@@ -114,6 +122,19 @@ def _settings(sources: Sources) -> Settings | None:
     if config is None:
         return None
     return Settings(config, arguments, machines, form, precision)
+
+
+def _arguments(words: Sequence[str]) -> Parsed:
+    """The script's flags; Megatron-DeepSpeed's ``--deepspeed`` is a switch beside the file's own flag."""
+    kept = [w for w, after in zip(words, [*words[1:], "--"], strict=True) if w != "--deepspeed" or not after.startswith("-")]
+    parsed = trainer_arguments(kept, "the training script", CONFIG_FLAG)
+    own = parse([_dashed(w) for w in kept], OWN_LAYERS, program="the training script")
+    return Parsed({**{k: v for k, v in own.values.items() if k in OWN}, **parsed.values}, (), parsed.unset)
+
+
+def _dashed(word: str) -> str:
+    name, eq, value = word.partition("=")
+    return name.replace("_", "-") + eq + value if name.startswith("--") else word
 
 
 def _launched_on(options: Mapping[str, str], machines: Machines) -> Machines:
@@ -173,13 +194,22 @@ def _launch(s: Settings, problem: Problem | None) -> Launch:
         gpus_per_node=s.machines.gpus_per_node,
         model=s.arguments.get("model"),
         workload=said(seq_len=s.arguments.get("seq"), global_batch_size=batch, precision=_precision(s)),
-        software={"dp_overlap": bool(s.zero.get("overlap_comm", s.zero.get("stage") == 3))} if s.zero else {},
+        software=_software(s),
         refusals=() if problem is None else tuple(refusals(s, problem)),
         notes=tuple(_notes(s)),
         unmodelled=tuple(_unmodelled(s)),
         unknown=tuple(k for k in s.config if k not in QUIET and k != "pipeline"),
         unset=s.arguments.unset,
     )
+
+
+def _software(s: Settings) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    if s.zero:
+        out["dp_overlap"] = bool(s.zero.get("overlap_comm", s.zero.get("stage") == 3))
+    if s.arguments.given("own_tp"):
+        out["own_tensor_parallel"] = True
+    return out
 
 
 def _precision(s: Settings) -> str | None:
@@ -204,10 +234,17 @@ def strategy_of(s: Settings, problem: Problem) -> Strategy:
     offloaded = any(_device(s.zero.get(f"offload_{what}")) for what in ("optimizer", "param"))
     code, layers = _recompute(s)
     return Strategy(
-        tp=tp, sp=int(tp > 1 and not s.arguments.get("no_sequence_parallel", default=False)), pp=pp, cp=cp, dp=dp,
+        tp=tp, sp=int(tp > 1 and _sequence_parallel(s)), pp=pp, cp=cp, dp=dp,
         ep=s.degree("ep") if is_moe(problem.arch) else 1, zero=stage, shard=shard,
         mbs=micro_batch(s, problem, dp), recompute=code, recompute_layers=layers, offload=int(offloaded),
     )  # fmt: skip
+
+
+def _sequence_parallel(s: Settings) -> bool:
+    """Layers cut by hand say it; the engine's own keep activations sharded unless told otherwise."""
+    if s.arguments.given("own_tp"):
+        return bool(s.arguments.get("own_sp", default=False))
+    return not s.arguments.get("no_sequence_parallel", default=False)
 
 
 def micro_batch(s: Settings, problem: Problem, dp: int) -> int:
@@ -226,7 +263,7 @@ def _recompute(s: Settings) -> tuple[int, int]:
     asked = str(s.arguments.get("recompute", "") or "")
     if asked in RECOMPUTE:
         return RECOMPUTE.index(asked), s.arguments.get("recompute_layers", 0) if asked == "full" else 0
-    full = bool(s.arguments.get("gradient_checkpointing", default=False))
+    full = any(s.arguments.get(k, default=False) for k in ("gradient_checkpointing", "checkpointing"))
     return (RECOMPUTE.index("full"), 0) if full else (0, 0)
 
 

@@ -22,6 +22,25 @@ RULES: tuple[Rule, ...] = (
         lambda _p, s: f"zero{s.zero} with pp {s.pp}: a PipelineModule works with ZeRO stage 0 or 1; zero1 would do, or pp 1",
         "deepspeed/runtime/pipe/engine.py: ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism",
     ),
+    simple(
+        "autotp in a pipeline",
+        lambda p, s: (s.tp > 1) & (s.pp > 1) & (not p.software.own_tensor_parallel),
+        lambda _p, s: (
+            f"tp {s.tp} with pp {s.pp}: the grid of a PipelineModule takes all {s.tp * s.dp * s.cp} ranks of a stage as data "
+            "parallel, and AutoTP does not cut its layers; tp 1 or pp 1 would do, or layers that are cut by hand "
+            "(Megatron-DeepSpeed)"
+        ),
+        "deepspeed/runtime/pipe/topology.py: PipelineParallelGrid; pipe/engine.py asserts its data-parallel size",
+    ),
+    simple(
+        "autotp and zero 3",
+        lambda p, s: (s.tp > 1) & (s.zero == 3) & (not p.software.own_tensor_parallel),
+        lambda p, s: (
+            f"tp {s.tp} by AutoTP does not run under ZeRO-3 in DeepSpeed {p.engine_version} (since 0.19.4 it does); zero2 or tp 1"
+        ),
+        f"{ENGINE}: _configure_tensor_parallel_states",
+        until="0.19.4",
+    ),
     common.only_value("vpp", 1, "the pipeline engine has no interleaved schedule", "deepspeed/runtime/pipe/schedule.py"),
     simple(
         "pp ≤ layers",

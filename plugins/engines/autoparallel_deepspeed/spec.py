@@ -49,6 +49,8 @@ DEEPSPEED = EngineSpec(
             "assumed",
         ),
     },
+    # Published runs with tensor parallelism are of Megatron-DeepSpeed, whose layers are cut by hand.
+    recorded_software={"own_tensor_parallel": True},
     moe_grid="folded",
     default_strategy={"zero": 1},
 )

@@ -24,6 +24,8 @@ from autoparallel_megatron.software_flags import EXCHANGES, context_exchange, so
 from autoparallel_megatron.stage_reading import UNDECIDED, by_stage, stages_stated
 
 NAME = "megatron"
+ANOTHER_ENGINE = ("--deepspeed", "--deepspeed-config")
+"""Flags of forks that hand the training step to another engine."""
 TELLTALE = (
     "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--expert-model-parallel-size", "--context-parallel-size",
     "--num-attention-heads", "--max-position-embeddings", "--use-distributed-optimizer", "--recompute-granularity",
@@ -69,6 +71,8 @@ def read_launch(files: Mapping[str, str], engine: str | None, problem: Problem |
 
 def _from_arguments(sources: Sources) -> Reading | None:
     found = one_launch(find(sources, command_at), per_node=PER_NODE, program="Megatron")
+    if found is not None and has_flag(found.words, *ANOTHER_ENGINE):
+        return None
     if found is None:
         words = [w for values in sources.arrays() if values and values[0].startswith("-") for w in values]
         if not has_flag(words, *TELLTALE):

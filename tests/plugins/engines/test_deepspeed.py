@@ -17,8 +17,8 @@ PLUGINS = ["deepspeed"]
     ("config", "n_gpus", "text"),
     [
         (LLAMA_70B, 64, "tp1 pp1 dp64 zero3 mbs1"),
-        (LLAMA_70B, 64, "tp4 pp4 dp4 zero1 mbs1"),
-        (LLAMA_70B, 64, "tp4 pp3 dp4 zero1 mbs1"),  # 48 GPUs: only the world is wrong
+        (LLAMA_70B, 64, "tp1 pp4 dp16 zero1 mbs1"),
+        (LLAMA_70B, 64, "tp4 pp1 dp16 zero3 mbs1"),
         (LLAMA_70B, 64, "tp1 pp1 cp8 dp8 zero3 mbs1"),
         (LLAMA_70B, 64, "tp1 pp1 dp64 zero3 shard8 mbs1"),
         (MIXTRAL, 64, "tp1 pp1 dp64 ep8 zero2 mbs1"),
@@ -34,6 +34,7 @@ def test_legal(config, n_gpus, text):
     ("config", "text", "rule"),
     [
         (LLAMA_70B, "tp4 pp4 dp4 zero2 mbs1", "pipeline needs zero ≤ 1"),
+        (LLAMA_70B, "tp4 pp4 dp4 zero1 mbs1", "autotp in a pipeline"),
         (LLAMA_70B, "tp4 pp4 vpp2 dp4 zero1 mbs1", "vpp = 1"),
         (LLAMA_70B, "tp1 pp1 dp64 zero1 shard8 mbs1", "hpz and mics are zero 3"),
         (LLAMA_70B, "tp1 pp1 dp64 zero3 shard24 mbs1", "shard group"),
@@ -53,6 +54,9 @@ def test_releases_differ():
     moe = "tp1 pp1 dp64 ep8 zero3 mbs1"
     assert broken(question("deepspeed", MIXTRAL, 64, version="0.18.9"), moe) == {"experts and zero 3"}
     assert broken(question("deepspeed", MIXTRAL, 64, version="0.19.2"), moe) == set()
+    sharded = "tp4 pp1 dp16 zero3 mbs1"
+    assert broken(question("deepspeed", LLAMA_70B, 64, version="0.19.3"), sharded) == {"autotp and zero 3"}
+    assert broken(question("deepspeed", LLAMA_70B, 64, version="0.19.4"), sharded) == set()
     uneven = LLAMA_8B | {"num_attention_heads": 36, "num_key_value_heads": 12, "hidden_size": 4608}
     ulysses = "tp1 pp1 cp8 dp8 zero3 mbs1"
     assert broken(question("deepspeed", uneven, 64, version="0.15.0"), ulysses) == {"heads % (tp cp)"}
@@ -74,3 +78,10 @@ def test_search_and_rules_agree():
     everything, kept = legal_space(p, vpp=(1, 2), mbs=(1,), recompute=("none",))
     assert 0 < len(kept) < len(everything)
     assert {"pipeline needs zero ≤ 1", "vpp = 1"} <= every_sentence_speaks(p, everything)
+
+
+@pytest.mark.parametrize("text", ["tp4 pp4 dp4 zero1 mbs1", "tp4 pp3 dp4 zero1 mbs1"])
+def test_layers_cut_by_hand_may_be_piped(text):
+    """Megatron-DeepSpeed trained models of 176 and 530 billion parameters so."""
+    p = question("deepspeed", LLAMA_70B, parse_strategy(text).world, own_tensor_parallel=True)
+    assert broken(p, text) == set()

@@ -136,3 +136,28 @@ def test_zero_has_four_stages(checker: Checker, stage: Any) -> None:
     found = checker(files(zero_optimization={"stage": stage}), *H100, model="llama-8b")
     assert found.rules == {"zero stage"}
     assert f"stage is {stage!r}; it is 0, 1, 2 or 3" in found.sentences
+
+
+@pytest.mark.parametrize(
+    ("flags", "strategy"),
+    [
+        ("", "tp4 pp2 dp2 zero1 mbs2 sp=off"),
+        ("--sequence-parallel --checkpoint-activations", "tp4 pp2 dp2 zero1 mbs2 recompute=full"),
+    ],
+)
+def test_layers_cut_by_hand(checker: Checker, flags: str, strategy: str) -> None:
+    """Megatron-DeepSpeed: Megatron's flags for the layout, a switch and a file for the rest."""
+    run = (
+        "deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 "
+        f"--num-layers 32 --micro-batch-size 2 --seq-length 4096 --deepspeed --deepspeed_config ds.json --zero-stage 1 {flags}"
+    )
+    found = checker(files(run, zero_optimization={"stage": 1}, train_batch_size=8), *H100, model="llama-8b")
+    assert found.strategy == strategy
+    assert found.rules == set()
+    assert found.launch["engine"] == "deepspeed"
+
+
+def test_a_plain_model_is_not_cut_in_a_pipeline(checker: Checker) -> None:
+    changes = {"tensor_parallel": {"autotp_size": 2}, "pipeline": {"stages": 2}, "zero_optimization": {"stage": 1}}
+    found = checker(files(train_batch_size=None, **changes), *H100, "--batch-size", "64", model="llama-8b")
+    assert found.rules == {"autotp in a pipeline"}

@@ -181,7 +181,7 @@ def test_a_documented_layout_is_legal(checker: Checker) -> None:
     found = checker({"a.txt": text}, *H100, "--n-gpus", "512", model="deepseek-v3")
     assert found.rules == set()
     assert "vpp2" in found.strategy
-    assert any("layers per virtual stage are" in n for n in found.launch["notes"])
+    assert found.document["plan"]["training"]["layers_per_stage"] == [5, *[4] * 13, 2, 2]
 
 
 def test_a_bridge_configuration(checker: Checker) -> None:
