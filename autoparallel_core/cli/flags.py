@@ -165,7 +165,7 @@ INFERENCE_FLAGS = (
 )
 DATA = (
     Flag("--profile-data", "measured efficiencies to use in place of the preset's", str, "FILE"),
-    Flag("--no-profile", "presets only: ignore every measured profile"),
+    Flag("--no-profile", "presets only: leave out your cache of measured profiles, and those that plugins ship (none so far)"),
     Flag("--calibration", "factors learnt from your own runs ('autoparallel calibrate' writes the file)", str, "FILE"),
 )
 
