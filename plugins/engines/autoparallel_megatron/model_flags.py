@@ -24,7 +24,9 @@ def model_groups(f: ModelFacts, seq_len: int, config: Mapping[str, Any]) -> list
             *(() if f.latent else _grouped(f)),
         ),
         group(
-            "Model: kind." + (f" Not described by flags, needs a model provider: {', '.join(f.unusual)}." if f.unusual else ""),
+            "Model: kind."
+            + ("" if f.rope_theta else " Its rotary base is not known here: add --rotary-base unless it is 10000.")
+            + (f" Not described by flags, needs a model provider: {', '.join(f.unusual)}." if f.unusual else ""),
             "--use-mcore-models", ("--normalization", "RMSNorm" if f.norm == "rms" else "LayerNorm"), ("--norm-epsilon",
             f.norm_eps),
             "--swiglu" if f.gated else None, "--disable-bias-linear", "--add-qkv-bias" if f.qkv_bias else None,

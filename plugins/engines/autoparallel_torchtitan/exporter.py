@@ -120,7 +120,7 @@ def toml(problem: Problem, s: Strategy, head: str) -> str:
     mode = RECOMPUTE[s.recompute]
     sections: dict[str, dict[str, Any]] = {
         "job": {"description": f"{problem.arch.name} {s}", "dump_folder": "./outputs"},
-        "model": {"name": module, "flavor": flavor, "hf_assets_path": f"./assets/hf/{problem.arch.name}"},
+        "model": {"name": module, "flavor": flavor, "hf_assets_path": _assets(problem)},
         "training": training(problem, s) | {"dataset": "c4"},
         "parallelism": parallelism(problem, s, etp=True),
         "activation_checkpoint": {"mode": mode} | ({"selective_ac_option": "op"} if mode == "selective" else {}),
@@ -146,6 +146,11 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml_value, value)) + "]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def _assets(problem: Problem) -> str:
+    """Where torchtitan's scripts/download_hf_assets.py puts a repository: under its name without the owner."""
+    return f"./assets/hf/{problem.arch.name.rsplit('/', 1)[-1]}"
 
 
 def python_config(problem: Problem, s: Strategy, head: str) -> str:
@@ -186,7 +191,7 @@ def plan() -> Trainer.Config:
 {_indented(missing)}    model_spec = model_registry({flavor!r}{convert})
     return Trainer.Config(
         model_spec=model_spec,
-        hf_assets_path="./assets/hf/{problem.arch.name}",
+        hf_assets_path="{_assets(problem)}",
         loss=ChunkedLossWrapper.Config(
             loss_fn=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(model_spec)),
         ),
