@@ -32,6 +32,13 @@ _MAPPING = "tensorrt_llm/mapping.py, Mapping"
 _DOC = "docs, features/parallel-strategy.md"
 
 RULES = (
+    simple(
+        "NVIDIA GPUs only",
+        lambda p, _s: p.cluster.gpu.vendor.lower() == "amd",
+        lambda p, _s: f"TensorRT-LLM runs on NVIDIA GPUs, and {p.cluster.gpu.name} is of {p.cluster.gpu.vendor.upper()}",
+        "docs, legacy/reference/support-matrix.md: hardware",
+        modes=SERVING,
+    ),
     instances_fit(f"{_MAPPING}: world_size = tp·pp·cp"),
     instances_fill_nodes(f"{_MAPPING}: gpus_per_node"),
     columns_at_one(("cp",), "context parallelism is not modelled for this engine; use cp 1", _MAPPING, rule_id="cp = 1"),

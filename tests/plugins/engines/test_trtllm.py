@@ -43,3 +43,7 @@ def test_attention_dp_replicates_dense_layers():
 def test_stages_take_the_remainder_first():
     p = problem(DEEPSEEK_V3, "trtllm", gpu="H200-SXM-141GB", n_gpus=32)
     assert stages(p, sparse(tp=8, pp=4)).layers == (16, 15, 15, 15)
+
+
+def test_other_vendors_are_refused_by_name():
+    assert "MI300X" in broken(problem(LLAMA_8B, "trtllm", gpu="MI300X-192GB", n_gpus=8), Strategy(dp=8))["NVIDIA GPUs only"]
