@@ -39,8 +39,9 @@ def print_stages(console: Console, result: SearchResult) -> None:
 
 def print_plan_stages(console: Console, plan: Plan, title: str) -> None:
     """Print the stages of a plan, which were chosen one by one."""
-    groups = _alike(plan.stages)
-    heading(console, title)
+    groups, alike = _alike(plan.stages), {(s.gpus, s.gpu) for s in plan.stages}
+    each = next(f", each of {gpus:,} {gpu}" for gpus, gpu in alike) if len(alike) == 1 else ""
+    heading(console, title + each)
     print_bands(console, _columns(groups))
     console.print()
     _picture(console, groups, plan)
@@ -71,8 +72,9 @@ def _columns(groups: Sequence[Sequence[PlannedStage]]) -> list[Column]:
         Column("recompute", [_counts(s.recomputed) or "–" for s in one], right=False, words="recomputes {}"),
         Column("time/mb", [fmt.seconds(s.time_s) for s in one], words="{} per micro-batch"),
         Column("memory", [f"{fmt.gigabytes(max(s.memory_bytes for s in g))} GB" for g in groups], words="{}"),
-        Column("GPUs", [f"{s.gpus:,} {s.gpu}" for s in one], right=False, words="{} each"),
     ]
+    if len({(s.gpus, s.gpu) for s in one}) > 1:
+        columns.append(Column("GPUs", [f"{s.gpus:,} {s.gpu}" for s in one], right=False, words="{}"))
     if any(s.offloaded for s in one):
         columns.append(Column("in host memory", [f"{s.offloaded} layers" for s in one], words="activations of {} in host memory"))
     if len({s.strategy for s in one}) > 1:

@@ -61,6 +61,14 @@ def total_columns(plans: Sequence[Plan]) -> list[Column]:
     ]
 
 
+def layers_by_stage(plan: Plan) -> str:
+    """``5 2×3 2``; with how many of them recompute, where stages were chosen one by one and not all do."""
+    assert plan.training is not None, "a training answer holds training figures"
+    text = fmt.runs(plan.training.layers_per_stage)
+    again = sum(sum(s.recomputed.values()) for s in plan.stages)
+    return f"{text} ({again} recompute)" if 0 < again < sum(plan.training.layers_per_stage) and plan.stages else text
+
+
 def training_columns(problem: Problem, plans: Sequence[Plan], *, ranked: bool = True) -> list[Column]:
     """The columns of a training answer, most important first."""
     figures: list[TrainingFigures] = [p.training for p in plans if p.training is not None]
@@ -83,6 +91,6 @@ def training_columns(problem: Problem, plans: Sequence[Plan], *, ranked: bool = 
         *total_columns(plans),
         Column("tokens/GPU\n/µbatch", tokens, starts=True, words="{} tokens per GPU and micro-batch"),
         Column("µbatches", [f"{f.micro_batches:,}" for f in figures], words="{} micro-batches"),
-        Column("layers/stage", [fmt.runs(f.layers_per_stage) for f in figures], right=False, words="layers per stage {}"),
+        Column("layers/stage", [layers_by_stage(p) for p in plans], right=False, words="layers per stage {}"),
         *memory_columns(plans),
     ]
