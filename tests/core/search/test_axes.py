@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from attrs import evolve
 from hypothesis import given
@@ -57,3 +59,12 @@ def test_sharding_on_one_rank_is_stage_zero_only() -> None:
     assert axes.sharding_options(Space(zero=(3,)), 1) == ((0, 1),)
     assert axes.sharding_options(Space(), 4) == ((0, 1), (1, 4), (2, 4), (3, 4))
     assert axes.sharding_options(Space(zero=(3,), hsdp=True), 8) == ((3, 2), (3, 4), (3, 8))
+
+
+@pytest.mark.parametrize("most", [1, 7, 64, 65, 1000])
+def test_numbers_of_instances_are_dense_and_end_at_the_most(most: int) -> None:
+    counts = axes.instance_counts(most)
+    assert counts[0] == 1
+    assert counts[-1] == most
+    assert set(range(1, min(most, axes.EVERY_INSTANCE_COUNT) + 1)) <= set(counts)
+    assert all(b - a <= max(1, 0.03 * a + 1) for a, b in pairwise(counts))

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 import autoparallel_core as ap
 from autoparallel_core.search.frontier import Frontier, frontier
 from autoparallel_core.search.price import price_per_million_tokens
+from autoparallel_core.spec.calibration import Calibration
 from autoparallel_core.testing.toys import toy_dense_arch, toy_gpu
 
 HOST = ap.host()
@@ -72,3 +74,25 @@ def test_price_of_a_million_tokens() -> None:
     # 8 GPUs at 2 an hour make 1,000 tokens a second: 16 an hour for 3.6 million tokens
     assert price_per_million_tokens(1000.0, 8, 2.0) == pytest.approx(16 / 3.6)
     assert np.isfinite(price_per_million_tokens(1e-3, 1, 1.0))
+
+
+def test_a_calibration_is_laid_on_every_point_as_the_search_lays_it() -> None:
+    workload = ap.InferenceWorkload(1024, 256, tpot_limit_s=0.02)
+    plain = ap.make_problem(toy_dense_arch(), ap.build_cluster(toy_gpu(), 8), workload, engine="vllm", host=HOST)
+    learnt = evolve(plain, calibration=Calibration(kernels=1.3, collectives=0.8, host=2.0, prefill=1.1, first_token=1.5))
+    found = frontier(learnt, HOST)
+    for point in (found.points[0], found.points[-1], found.goodput):
+        assert point
+        at = learnt.with_workload(evolve(workload, concurrency=point.concurrency))
+        serving = ap.evaluate(at, ap.StrategyBatch.of([point.strategy]), host=HOST).serving
+        assert serving["tpot_s"][0] == pytest.approx(point.tpot_s)
+        assert serving["ttft_s"][0] == pytest.approx(point.ttft_s)
+        assert point.tpot_s <= 0.02
+
+
+def test_goodput_under_limits_is_the_best_that_the_search_finds() -> None:
+    work = ap.InferenceWorkload(1024, 256, ttft_limit_s=0.5, tpot_limit_s=0.012)
+    problem = ap.make_problem(toy_dense_arch(), ap.build_cluster(toy_gpu(), 8), work, engine="vllm", host=HOST)
+    best, good = ap.search(problem, planner="grid", host=HOST).plans, frontier(problem, HOST).goodput
+    assert good
+    assert good.requests_per_s >= max(p.serving.requests_per_s for p in best if p.serving) * (1 - 1e-9)
