@@ -35,6 +35,7 @@ def test_legal(config, n_gpus, text):
     [
         (LLAMA_70B, "tp4 pp4 dp4 zero2 mbs1", "pipeline needs zero ≤ 1"),
         (LLAMA_70B, "tp4 pp4 dp4 zero1 mbs1", "autotp in a pipeline"),
+        (LLAMA_70B, "tp4 pp1 cp2 dp8 zero1 mbs1", "autotp and ulysses"),
         (LLAMA_70B, "tp4 pp4 vpp2 dp4 zero1 mbs1", "vpp = 1"),
         (LLAMA_70B, "tp1 pp1 dp64 zero1 shard8 mbs1", "hpz and mics are zero 3"),
         (LLAMA_70B, "tp1 pp1 dp64 zero3 shard24 mbs1", "shard group"),
