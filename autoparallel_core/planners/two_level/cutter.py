@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from autoparallel_core.host import Host
 
 V_SHAPED = "dualpipe_v"
-EXACT = 400
+EXACT = 1000
 """Most strategies that get an exact cut."""
 PRICED = 48
 """Most cuts that the evaluator prices."""

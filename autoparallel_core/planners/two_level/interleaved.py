@@ -11,6 +11,8 @@ Axis legend: L layers, P ranks.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,6 +39,13 @@ def best_interleaved(model: StageModel, i: int, *, recompute: Granularity = "lay
 
 def level_chunks(times: Array, n_chunks: int, first_s: float, last_s: float) -> tuple[int, ...]:
     """Layers of each chunk so that the slowest is as fast as can be; ``times`` are those of the layers."""
+    return _levelled(tuple(float(t) for t in times), n_chunks, first_s, last_s)
+
+
+@lru_cache(maxsize=4096)
+def _levelled(layer_s: tuple[float, ...], n_chunks: int, first_s: float, last_s: float) -> tuple[int, ...]:
+    """Strategies that differ in what does not change a layer's time share the answer."""
+    times = np.array(layer_s)
     before = np.concatenate([[0.0], np.cumsum(times)])
     sums = before[None, :] - before[:, None]
     caps = np.unique(np.concatenate([sums[np.triu_indices(len(before))], sums[0] + first_s, sums[:, -1] + last_s]))
