@@ -38,6 +38,12 @@ MACHINE = (
     Flag("--gpus-per-node", "GPUs in one node (default: as the preset)", whole()),
     Flag("--cluster", "a cluster.toml instead of these flags", str, "FILE"),
 )
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
+PIPELINE = (
+    Flag("--micro-batches", "with a mesh whose first dimension is pp: micro-batches per step (default twice pp)", whole()),
+    Flag("--schedule", f"with pp: one of {', '.join(SCHEDULES)} (default 1f1b)", one_of(*SCHEDULES), "S"),
+    Flag("--stages-per-rank", "with pp and --schedule interleaved (default 2)", whole(2)),
+)
 SEARCH = (
     Flag("--pin", "keep the placement of what the pattern matches (repeatable): 'layers.*.wq=R S(0)'", pin, "PATTERN=PLACEMENT"),
     Flag(
@@ -57,6 +63,7 @@ GROUPS: tuple[tuple[str, tuple[Flag, ...]], ...] = (
     ("a module", FUNCTIONS),
     ("or a model from its config", MODEL),
     ("mesh and cluster", MACHINE),
+    ("pipeline", PIPELINE),
     ("search", SEARCH),
     ("output", OUTPUT),
 )

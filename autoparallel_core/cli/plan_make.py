@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoparallel_core.cli.hosting import host_of, print_warnings
-from autoparallel_core.cli.plan_flags import FUNCTIONS, MODEL
+from autoparallel_core.cli.plan_flags import FUNCTIONS, MODEL, PIPELINE
 from autoparallel_core.errors import SpecError
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
             time_limit_s=args.time_limit or 120.0,
             source=source,
             host=host,
+            **_pipeline(args, mesh),
         )
     written = _write(found, files, force=bool(args.force))
     figures = summary(found)
@@ -227,6 +228,17 @@ def _config(args: argparse.Namespace, host: Host, assumed: list[str]) -> tuple[s
         "from the model's own config.json"
     )
     return found, dict(catalogued)
+
+
+def _pipeline(args: argparse.Namespace, mesh: str) -> dict[str, Any]:
+    """The planner's options for a pipeline. Raises SpecError when the mesh has none."""
+    given = {f: getattr(args, f.dest) for f in PIPELINE if getattr(args, f.dest) is not None}
+    if given and not mesh.startswith("pp="):
+        raise SpecError(f"{next(iter(given)).name} belongs to a pipeline: a mesh whose first dimension is pp, like pp=4,dp=8")
+    return {_OPTIONS[f.name]: value for f, value in given.items()}
+
+
+_OPTIONS = {"--micro-batches": "microbatches", "--schedule": "schedule", "--stages-per-rank": "stages_per_rank"}
 
 
 def _pins(args: argparse.Namespace) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from autoparallel_core.module_reading.names import Regions, label, labels, plain
-from autoparallel_core.module_reading.summary import moved_for
+from autoparallel_core.module_reading.summary import moved_for, pipeline
 from autoparallel_core.spec.module_plan import ModulePlan
 
 _SAME = 1e-9
@@ -41,12 +41,21 @@ def _setting(x: Mapping[str, Any], y: Mapping[str, Any]) -> list[dict[str, Any]]
             "torch": d["made_by"]["torch"],
             "memory_limit_bytes": d["constraints"]["memory_limit_bytes"],
             "optimizer_bytes_per_parameter": d["constraints"]["optimizer_bytes_per_parameter"],
+            **_pipeline(d),
             **inputs,
             **{f"pin {n}": p for n, p in d["constraints"]["pins"].items()},
         }
 
     p, q = of(x), of(y)
     return [{"name": k, "a": p.get(k), "b": q.get(k)} for k in dict.fromkeys([*p, *q]) if p.get(k) != q.get(k)]
+
+
+def _pipeline(d: Mapping[str, Any]) -> dict[str, Any]:
+    found = pipeline(d)
+    if found is None:
+        return {}
+    layers = {f"stage {i}": s["layers"] for i, s in enumerate(found["stages"])}
+    return {"schedule": found["schedule"], "micro_batches": found["micro_batches"], **layers}
 
 
 def _figures(x: Mapping[str, Any], y: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoparallel_core.errors import SpecError
@@ -25,10 +25,13 @@ def explain_node(plan: ModulePlan, name: str) -> dict[str, Any]:
         SpecError: nothing is called so; near names, or what a module of that name holds.
     """
     d = plan.document
-    regions = Regions(d["regions"])
-    node = _find(d, regions, name)
-    found = _Explainer(d).of(node)
-    return {**found, "pinned": found["pinned"] or pinned(name, d["constraints"]["pins"])}
+    parts = [d, *({**d, **s["plan"]} for s in (d.get("pipeline") or {}).get("stages", ()))]
+    for part in parts:
+        node = _find(part, Regions(part["regions"]), name)
+        if node is not None:
+            found = _Explainer(part).of(node)
+            return {**found, "pinned": found["pinned"] or pinned(name, d["constraints"]["pins"])}
+    raise SpecError(_missing(parts, name))
 
 
 def explain_every(plan: ModulePlan) -> dict[int, dict[str, Any]]:
@@ -98,7 +101,7 @@ def slot_names(d: Mapping[str, Any], regions: Regions) -> dict[int, str]:
     return found
 
 
-def _find(d: Mapping[str, Any], regions: Regions, name: str) -> Mapping[str, Any]:
+def _find(d: Mapping[str, Any], regions: Regions, name: str) -> Mapping[str, Any] | None:
     by_key: dict[str, Mapping[str, Any]] = {}
     for o in d["operators"]:
         by_key.setdefault(regions.key(o["name"]), o)
@@ -107,12 +110,17 @@ def _find(d: Mapping[str, Any], regions: Regions, name: str) -> Mapping[str, Any
         if candidate in by_key:
             return by_key[candidate]
     loose: list[Mapping[str, Any]] = [o for o in d["operators"] if plain(o["name"]) == plain(name) or plain(o["name"]) == name]
-    if loose:
-        return loose[0]
-    inside = [o["name"] for k, o in by_key.items() if k.startswith((f"{wanted}/", f"{wanted}."))]
+    return loose[0] if loose else None
+
+
+def _missing(parts: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Why there is no such node: it is a module, or misspelt."""
+    wanted = plain(name)
+    names = list(dict.fromkeys(o["name"] for d in parts for o in d["operators"]))
+    inside = [n for n in names if plain(n).startswith((f"{wanted}/", f"{wanted}."))]
     if inside:
         more = f" and {len(inside) - _LISTED} more" if len(inside) > _LISTED else ""
-        raise SpecError(f"'{name}' is a module; explain one of its nodes: {', '.join(inside[:_LISTED])}{more}")
-    near = near_names(name, [o["name"] for o in d["operators"]], limit=3)
+        return f"'{name}' is a module; explain one of its nodes: {', '.join(inside[:_LISTED])}{more}"
+    near = near_names(name, names, limit=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "'autoparallel plan show --operators' lists them"
-    raise SpecError(f"the plan has no node '{name}'; {hint}")
+    return f"the plan has no node '{name}'; {hint}"

@@ -28,15 +28,46 @@ def summary(plan: ModulePlan) -> dict[str, Any]:
         "memory": {k: d["memory"][k] for k in ("peak_bytes", "limit_bytes", "peak_at", "by_cause")},
         "search": dict(d["search"]),
         "meshes": list(d.get("meshes", ())),
+        "pipeline": pipeline(d),
         "constraints": dict(d["constraints"]),
         "inputs": [{"name": name, **x} for name, x in d["inputs"].items()],
         "results": results(d),
+        "placed_over": placed_over(d),
+        "parameter_bytes": sum(p["bytes"] for p in d["parameters"].values()),
+        "local_parameter_bytes": local_parameter_bytes(d),
         "parameters": parameters(d),
         "collectives": collectives(d),
         "recompute": recompute(d),
         "unruled": [{**u, "name": u["name"]} for u in d["unruled"]],
         "notes": list(d["notes"]),
     }
+
+
+def pipeline(d: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How the stages are cut and run; None without a pipeline."""
+    found = d.get("pipeline")
+    if found is None:
+        return None
+    kept = ("ranks", "stages_per_rank", "schedule", "micro_batches", "slowest")
+    of_stage = ("rank", "time_s", "update_s", "in_flight", "peak_bytes")
+    stages = [{"layers": label(s["layers"]), **{k: s[k] for k in of_stage}} for s in found["stages"]]
+    return {**{k: found[k] for k in kept}, "stages": stages}
+
+
+def placed_over(d: Mapping[str, Any]) -> list[str]:
+    """The mesh dimensions that the words of a placement stand for: all but a pipeline's."""
+    names: list[str] = d["mesh"]["names"]
+    return names[1:] if d.get("pipeline") else names
+
+
+def local_parameter_bytes(d: Mapping[str, Any]) -> float:
+    """Of one GPU; with a pipeline of the rank that holds most."""
+    ranks = d["pipeline"]["ranks"] if d.get("pipeline") else 1
+    held: dict[int, float] = {}
+    for p in d["parameters"].values():
+        rank = p.get("stage", 0) % ranks
+        held[rank] = held.get(rank, 0.0) + p["local_bytes"]
+    return max(held.values(), default=0.0)
 
 
 def parameters(d: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -144,10 +175,11 @@ def recompute(d: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def compute(d: Mapping[str, Any]) -> dict[str, float]:
     """Seconds of computation by kind of operator; what runs again is in there, too."""
+    times = d["pipeline"]["micro_batches"] if d.get("pipeline") else 1
     found = {MATRIX: 0.0, ATTENTION: 0.0, OTHER: 0.0}
     for step in d["program"]["steps"]:
         if step["kind"] == "compute":
-            found[_kind(step["op"])] += step["s"]
+            found[_kind(step["op"])] += times * step["s"]
     return {k: v for k, v in found.items() if v > 0}
 
 

@@ -11,7 +11,7 @@ from string import Template
 from typing import Any
 
 from autoparallel_core.module_reading.explain import explain_every
-from autoparallel_core.module_reading.summary import summary
+from autoparallel_core.module_reading.summary import placed_over, summary
 from autoparallel_core.report import format as fmt
 from autoparallel_core.report.module_plan import svg, words
 from autoparallel_core.report.module_plan.graph import class_label, drawings
@@ -34,6 +34,8 @@ def page(plan: ModulePlan) -> str:
         "collectives": ("Collectives of one step", _collectives(s)),
         "operators": ("All operators", _operators(d, nodes, colours)),
     }
+    if s["pipeline"] is not None:
+        sections = {"pipeline": ("Pipeline stages", _stages(s["pipeline"])), **sections}
     room = files("autoparallel_core.report.module_plan")
     text = {name: (room / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")}
     title = f"Plan of {s['module'].rpartition('.')[2]} on {words.mesh(s['mesh'])}"
@@ -75,8 +77,8 @@ def _tiles(s: Mapping[str, Any]) -> str:
         ("predicted step", fmt.seconds(s["step_s"]), words.search(s["search"])),
         ("memory per GPU at its highest", fmt.memory(memory["peak_bytes"]), f"limit {fmt.memory(memory['limit_bytes'])}"),
         ("mesh", words.mesh(s["mesh"]), f"{s['cluster']['n_gpus']:,} GPUs"),
-        ("parameters", fmt.memory(sum(p["bytes"] for p in s["parameters"])),
-         f"{fmt.memory(sum(p['local_bytes'] for p in s['parameters']))} per GPU"),
+        ("parameters", fmt.memory(s["parameter_bytes"]),
+         f"{fmt.memory(s['local_parameter_bytes'])} per GPU"),
         ("collectives", f"{sum(c['count'] for c in s['collectives']):,}",
          f"{fmt.seconds(sum(c['seconds'] for c in s['collectives']))} in all"),
     ]  # fmt: skip
@@ -94,7 +96,8 @@ def _warnings(s: Mapping[str, Any]) -> str:
 def _cost(s: Mapping[str, Any]) -> str:
     cost = s["cost"]
     parts = [(f"computation: {kind}", v, fmt.seconds(v)) for kind, v in s["compute"].items()]
-    parts += [(words.COST[k], cost[k], fmt.seconds(cost[k])) for k in ("exchange_s", "weights_s", "update_s")]
+    kinds = ("exchange_s", "weights_s", "update_s", *(["bubble_s"] if "bubble_s" in cost else []))
+    parts += [(words.COST[k], cost[k], fmt.seconds(cost[k])) for k in kinds]
     whole = sum(p[1] for p in parts)
     note = ""
     if cost["hidden_s"]:
@@ -108,6 +111,19 @@ def _cost(s: Mapping[str, Any]) -> str:
 def _key(rows: Iterable[tuple[str, str]]) -> str:
     items = (f'<li><i class="f{i % 8}"></i>{escape(name)} <b>{escape(said)}</b></li>' for i, (name, said) in enumerate(rows))
     return f'<ul class="key">{"".join(items)}</ul>'
+
+
+def _stages(pipeline: Mapping[str, Any]) -> str:
+    head = f"{pipeline['schedule']}, {fmt.plural(pipeline['micro_batches'], 'micro-batch', 'micro-batches')} per step"
+    titles = (("stage", ""), ("rank", ""), ("layers", ""), ("one micro-batch", "n"), ("in flight", "n"), ("memory", "n"))
+    rows = "".join(
+        f"<tr><td>{i}{' (slowest)' if i == pipeline['slowest'] else ''}</td><td>{x['rank']}</td>"
+        f'<td class="mono">{escape(x["layers"])}</td><td class="n">{escape(fmt.seconds(x["time_s"]))}</td>'
+        f'<td class="n">{x["in_flight"]}</td><td class="n">{escape(fmt.memory(x["peak_bytes"]))}</td></tr>'
+        for i, x in enumerate(pipeline["stages"])
+    )
+    head_cells = "".join(f'<th class="{c}">{t}</th>' for t, c in titles)
+    return f'<p class="dim">{escape(head)}</p><table><tr>{head_cells}</tr>{rows}</table>'
 
 
 def _memory(d: Mapping[str, Any], s: Mapping[str, Any]) -> str:
@@ -125,7 +141,7 @@ def _memory(d: Mapping[str, Any], s: Mapping[str, Any]) -> str:
 def _graphs(d: Mapping[str, Any], colours: Mapping[str, int]) -> str:
     legend = "".join(f"<li>{_chip(p, colours)}</li>" for p in colours)
     head = (
-        f'<p class="dim">One word per mesh dimension ({escape(", ".join(d["mesh"]["names"]))}): S(d) cut along dimension d, '
+        f'<p class="dim">One word per mesh dimension ({escape(", ".join(placed_over(d)))}): S(d) cut along dimension d, '
         "R whole on every rank, P a sum that is still spread over the ranks. Orange lines change the placement on the way. "
         f'Click on a box to see what else it could be.</p><ul class="key">{legend}</ul>'
     )

@@ -25,7 +25,8 @@ def print_plan(console: Console, s: Mapping[str, Any], *, every: bool = False) -
     _warnings(console, s)
     _cost(console, s)
     _memory(console, s)
-    _parameters(console, s["parameters"], s["mesh"])
+    _stages(console, s["pipeline"])
+    _parameters(console, s["parameters"], s["placed_over"])
     _ends(console, s)
     _collectives(console, s["collectives"], every=every)
     _recompute(console, s["recompute"])
@@ -43,7 +44,7 @@ def _head(console: Console, s: Mapping[str, Any]) -> None:
             f"{fmt.memory(memory['peak_bytes'])} of {fmt.memory(memory['limit_bytes'])} per GPU at its highest, {_where(memory)}",
         ),
         *([("speed", f"{fmt.significant(s['tokens_per_s_per_gpu'], 4)} tokens/s per GPU")] if s["tokens_per_s_per_gpu"] else []),
-        ("parameters", f"{fmt.memory(sum(p['bytes'] for p in s['parameters']))} in all, {_local(s)} per GPU"),
+        ("parameters", f"{fmt.memory(s['parameter_bytes'])} in all, {fmt.memory(s['local_parameter_bytes'])} per GPU"),
     ]
     if s["constraints"]["pins"]:
         rows.append(("pinned", "; ".join(f"{n} = {p}" for n, p in s["constraints"]["pins"].items())))
@@ -54,10 +55,6 @@ def _head(console: Console, s: Mapping[str, Any]) -> None:
 
 def _where(memory: Mapping[str, Any]) -> str:
     return f"in {memory['peak_at'].lstrip('/')}" if memory["peak_at"] else "in the update"
-
-
-def _local(s: Mapping[str, Any]) -> str:
-    return fmt.memory(sum(p["local_bytes"] for p in s["parameters"]))
 
 
 def _warnings(console: Console, s: Mapping[str, Any]) -> None:
@@ -87,7 +84,7 @@ def _cost(console: Console, s: Mapping[str, Any]) -> None:
     heading(console, "Step by cause")
     cost = s["cost"]
     rows = []
-    for key in ("compute_s", "exchange_s", "weights_s", "update_s"):
+    for key in ("compute_s", "exchange_s", "weights_s", "update_s", *(["bubble_s"] if "bubble_s" in cost else [])):
         rows.append((words.COST[key], cost[key], fmt.seconds(cost[key])))
         if key == "compute_s":
             rows += [(f"  {kind}", v, fmt.seconds(v)) for kind, v in s["compute"].items()]
@@ -102,7 +99,26 @@ def _memory(console: Console, s: Mapping[str, Any]) -> None:
     _bars(console, rows, s["memory"]["peak_bytes"])
 
 
-def _parameters(console: Console, entries: Sequence[Mapping[str, Any]], mesh: Mapping[str, int]) -> None:
+def _stages(console: Console, pipeline: Mapping[str, Any] | None) -> None:
+    if pipeline is None:
+        return
+    how = f"{pipeline['schedule']}, {fmt.plural(pipeline['micro_batches'], 'micro-batch', 'micro-batches')} per step"
+    heading(console, f"Stages ({how})")
+    stages = pipeline["stages"]
+    print_records(
+        console,
+        [
+            Column("stage", [f"{i}{' (slowest)' if i == pipeline['slowest'] else ''}" for i in range(len(stages))], right=False),
+            Column("rank", [str(x["rank"]) for x in stages]),
+            Column("micro-batch", [fmt.seconds(x["time_s"]) for x in stages]),
+            Column("in flight", [str(x["in_flight"]) for x in stages]),
+            Column("memory", [fmt.memory(x["peak_bytes"]) for x in stages]),
+            Column("layers", [x["layers"] for x in stages], right=False, main=False, words="{}"),
+        ],
+    )
+
+
+def _parameters(console: Console, entries: Sequence[Mapping[str, Any]], mesh: Sequence[str]) -> None:
     heading(console, "Parameters")
     put(console, f"One word per mesh dimension ({', '.join(mesh)}): S(d) cut along dimension d, R whole.", style="dim")
     print_records(

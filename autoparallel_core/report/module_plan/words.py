@@ -13,6 +13,7 @@ COST = {
     "weights_s": "weights gathered, gradients reduced",
     "update_s": "optimizer update",
     "hidden_s": "of it hidden by overlap",
+    "bubble_s": "pipeline filling and draining",
 }
 KINDS = {"compute": "computation", "exchange": "activations moved", "weights": "weights", "update": "optimizer update"}
 MEMORY = {

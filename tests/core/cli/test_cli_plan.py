@@ -100,6 +100,14 @@ def plans(here: Path, cli: Callable[..., Any]) -> tuple[str, str]:
     return "a.json", "b.json"
 
 
+@pytest.fixture
+def pipe(here: Path, cli: Callable[..., Any]) -> str:
+    """A plan with a pipeline of two stages."""
+    if not (here / "pipe.json").exists():
+        assert cli("plan", *MODULE, "--mesh", "pp=2,dp=2", "--micro-batches", "4", "--out", "pipe.json").code == 0
+    return "pipe.json"
+
+
 def of(path: str) -> ModulePlan:
     return read_module_plan(path)
 
@@ -183,6 +191,25 @@ def test_a_plan_does_not_differ_from_itself_and_pins_do(plans: tuple[str, str]) 
     assert (step["a"], step["b"]) == (a.step_s, b.step_s)
     kinds = {c["kind"]: c["b"]["count"] - c["a"]["count"] for c in found["collectives"] if c["mesh_dim"] == "tp"}
     assert kinds.get("all_reduce", 0) + kinds.get("reduce_scatter", 0) > 0  # tensor parallelism sums over tp
+
+
+def test_a_pipeline_is_shown_stage_by_stage(pipe: str, plans: tuple[str, str], cli: Callable[..., Any], here: Path) -> None:
+    s = summary(of(pipe))
+    assert (s["pipeline"]["ranks"], s["pipeline"]["micro_batches"], len(s["pipeline"]["stages"])) == (2, 4, 2)
+    assert s["placed_over"] == ["dp"]
+    cost = s["cost"]
+    parts = sum(cost[k] for k in ("compute_s", "exchange_s", "weights_s", "update_s", "bubble_s")) - cost["hidden_s"]
+    assert parts == pytest.approx(cost["step_s"])
+    assert sum(s["compute"].values()) == pytest.approx(cost["compute_s"])
+    assert s["local_parameter_bytes"] < sum(p["local_bytes"] for p in s["parameters"])
+    shown = cli("plan", "show", pipe).out
+    assert "Stages (1f1b, 4 micro-batches per step)" in shown
+    assert "layers.0…3.up.weight" in shown
+    assert {"stage 0", "stage 1", "schedule"} <= {x["name"] for x in diff(of(plans[0]), of(pipe))["setting"]}
+    assert cli("plan", "html", pipe, "--out", "pipe.html").code == 0
+    assert "Pipeline stages" in (here / "pipe.html").read_text()
+    for layer in range(4):  # whatever stage holds it
+        assert explain_node(of(pipe), f"layers.{layer}.up")["op"] == "parameter"
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -280,6 +307,8 @@ BAD = [
     (MODULE, "no mesh is given"),
     ((*MODULE, "--mesh", "dp=2", "--n-gpus", "4"), "takes 2 GPUs and --n-gpus is 4"),
     ((*MODULE, "--mesh", "dp=2", "--model", "x"), "give one kind of them"),
+    ((*MODULE, "--mesh", "dp=2", "--schedule", "gpipe"), "belongs to a pipeline: a mesh whose first dimension is pp"),
+    ((*MODULE, "--mesh", "pp=2,dp=2", "--schedule", "zb"), "is not one of 1f1b, gpipe, interleaved"),
     ((*MODULE, "--mesh", "dp=2", "--pin", "layers"), "is not PATTERN=PLACEMENT"),
     ((*MODULE, "--mesh", "dp=2", "--pin", "layers.*.wp=R"), "matches no parameter"),
     ((*MODULE, "--mesh", "dp=2", "--pin", "layers.*.up=R R"), "2 placements for 1 mesh dimensions"),
@@ -440,12 +469,12 @@ def documented(monkeypatch: pytest.MonkeyPatch, page: str, title: str, bodies: l
     test_cli_json_docs.check(title, bodies)
 
 
-def test_every_key_of_the_answers_is_documented(plans, here, cli, monkeypatch, model_config) -> None:
+def test_every_key_of_the_answers_is_documented(plans, pipe, here, cli, monkeypatch, model_config) -> None:
     pytest.importorskip("transformers")
     hf = ("--model-path", model_config, "--n-gpus", "2", "--gpu-type", "H100")
     made = [cli("plan", *MODULE, "--mesh", "dp=2", "--pin", "x=R", "--json").json, cli("plan", *hf, "--json").json]
     unruled = {"name": "a", "op": "b", "copies": 1, "seconds": 0.1}
-    with_unruled = [{**made[0], "unruled": [unruled], "notes": ["x"]}]
+    with_unruled = [{**made[0], "unruled": [unruled], "notes": ["x"]}, cli("plan", "show", pipe, "--json").json]
     documented(monkeypatch, "plan.md", "autoparallel plan --json", [*made, *with_unruled])
     show = cli("plan", "show", "b.json", "--json").json
     assert set(made[0]) - set(show) == {"assumptions", "files"}
@@ -459,13 +488,13 @@ def test_every_key_of_the_answers_is_documented(plans, here, cli, monkeypatch, m
     documented(monkeypatch, "plan.md", "autoparallel plan verify --json", [cli("plan", "verify", "b.json", "--json").json])
 
 
-def test_every_key_of_a_plan_is_documented(plans, here, cli, monkeypatch, model_config) -> None:
+def test_every_key_of_a_plan_is_documented(plans, pipe, here, cli, monkeypatch, model_config) -> None:
     pytest.importorskip("transformers")
     hf = ("--model-path", model_config, "--n-gpus", "2", "--gpu-type", "H100")
     assert cli("plan", *hf, "--out", "keys.json", "--force").code == 0
     text = (DOCS / "plan-json.md").read_text(encoding="utf-8")
     monkeypatch.setattr(test_cli_json_docs, "DOC", "## all\n" + re.sub(r"^## .*$", "", text, flags=re.MULTILINE))
-    documents = [of(p).document for p in ("b.json", "keys.json")]
+    documents = [of(p).document for p in ("b.json", "keys.json", pipe)]
     assert documents[1]["meshes"]
     filled = {"unruled": [{"name": "a", "op": "b", "copies": 1, "seconds": 0.1}], "notes": ["x"], "constants": {"c": [[1.0]]}}
     filled["cluster"] = {"overrides": ["x"]}
@@ -483,6 +512,8 @@ def flat(document: dict[str, Any]) -> dict[str, Any]:
     out["module"]["fingerprint"]["tensors"] = {k: ["…"] for k in out["module"]["fingerprint"]["tensors"]}
     if out.get("source", {}).get("config"):
         out["source"]["config"] = "…"
+    for stage in out.get("pipeline", {}).get("stages", ()):
+        stage["plan"] = "…"
     for step in out["program"]["steps"]:
         step["args"] = "…"
         if "kwargs" in step:
