@@ -50,7 +50,7 @@ def _ring(hw: TrainingHardware, mesh: Mesh, x: Exchange) -> tuple[Array, Array]:
 
 
 def _gather(hw: TrainingHardware, mesh: Mesh, x: Exchange) -> tuple[Array, Array]:
-    """Every rank gathers all keys and values before its attention (Llama 3, arXiv 2407.21783, section 3.3.2).
+    """Every rank gathers all keys and values before its attention (arXiv 2407.21783, section 3.3.2).
 
     The backward gathers them again and scatters their gradients. Nothing hides it: the attention waits for the last key.
     """
@@ -59,7 +59,7 @@ def _gather(hw: TrainingHardware, mesh: Mesh, x: Exchange) -> tuple[Array, Array
 
 
 def _all_to_all(hw: TrainingHardware, mesh: Mesh, x: Exchange) -> tuple[Array, Array]:
-    """Sequence pieces are traded for heads before the attention and back after it (DeepSpeed Ulysses, arXiv 2309.14509, 3.2).
+    """Sequence pieces are traded for heads before the attention and back after it (Ulysses, arXiv 2309.14509, 3.2).
 
     With fewer heads of keys than ranks, they are sent to every rank whose queries need them.
     """
