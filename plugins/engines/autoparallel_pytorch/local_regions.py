@@ -19,7 +19,7 @@ from torch.distributed import _functional_collectives as funcol
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.experimental import _func_map
 
-from autoparallel_core.errors import SpecError
+from autoparallel_core.errors import Infeasible, SpecError
 from autoparallel_pytorch.graph import BACKWARD, Graph, Meta, Node
 from autoparallel_pytorch.machine import Mesh
 from autoparallel_pytorch.placement import P, Placements, R, cuts, fits, local_shape, text
@@ -37,6 +37,10 @@ MOVES = {
     "_c10d_functional.all_to_all_single.default": "all_to_all",
 }
 _REDUCE = {"sum": -2, "max": -3, "min": -4}
+
+
+class OtherMesh(SpecError, Infeasible):
+    """A region is for another mesh: wrong where the mesh is given, no plan where its shape is searched."""
 
 
 @define(eq=False)
@@ -63,13 +67,13 @@ class Region:
     _bodies: dict[Any, Body] = field(factory=dict)
 
     def placed(self, mesh: Mesh, *, backward: bool) -> tuple[tuple[Placements, ...], tuple[Placements, ...]]:
-        """Placements of (outputs, inputs) of the operator on a mesh. Raises SpecError when the region is for another one."""
+        """Placements of (outputs, inputs) of the operator on a mesh. Raises OtherMesh when the region is for another one."""
         order = [*range(len(mesh.names))] if self.dims is None else [self._at(mesh, d) for d in self.dims]
         n = len(self.ins[0]) if self.ins else len(self.outs[0])
         if n != len(order):
-            raise SpecError(f"{self.name} gives placements for {n} mesh dimensions; mesh {mesh} has {len(order)}")
+            raise OtherMesh(f"{self.name} gives placements for {n} mesh dimensions; mesh {mesh} has {len(order)}")
         if self.sizes is not None and tuple(mesh.sizes[m] for m in order) != self.sizes:
-            raise SpecError(f"{self.name} is for a mesh of {' × '.join(map(str, self.sizes))}; mesh {mesh} is another")
+            raise OtherMesh(f"{self.name} is for a mesh of {' × '.join(map(str, self.sizes))}; mesh {mesh} is another")
 
         def on(codes: Sequence[int]) -> Placements:
             found = [R] * len(mesh.names)
@@ -85,18 +89,18 @@ class Region:
 
     def _at(self, mesh: Mesh, dim: str) -> int:
         if dim not in mesh.names:
-            raise SpecError(f"{self.name} is for the mesh dimension {dim}; mesh {mesh} has none of that name")
+            raise OtherMesh(f"{self.name} is for the mesh dimension {dim}; mesh {mesh} has none of that name")
         return mesh.names.index(dim)
 
     def body(self, mesh: Mesh, metas: Sequence[Meta]) -> Body:
-        """The graph of what one rank does, from the whole tensors' shapes. Raises SpecError when they do not divide."""
+        """The graph of what one rank does, from the whole tensors' shapes. Raises OtherMesh when they do not divide."""
         key = (mesh, tuple(metas))
         found = self._bodies.get(key)
         if found is None:
             _, ins = self.placed(mesh, backward=False)
             for p, meta in zip(ins, metas, strict=True):
                 if not fits(p, mesh.sizes, meta.shape):
-                    raise SpecError(
+                    raise OtherMesh(
                         f"{self.name} takes {text(p)} of a tensor of shape {meta.shape}: mesh {mesh} does not divide it"
                     )
             local = [Meta(local_shape(p, mesh.sizes, m.shape), m.dtype) for p, m in zip(ins, metas, strict=True)]

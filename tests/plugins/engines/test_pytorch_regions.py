@@ -18,6 +18,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
 from torch.distributed.tensor.experimental import local_map  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
+import autoparallel_core as ap  # noqa: E402
 from autoparallel_core.errors import SpecError  # noqa: E402
 from autoparallel_pytorch.planner import Planning  # noqa: E402
 from autoparallel_pytorch.regions import classes  # noqa: E402
@@ -76,6 +77,9 @@ def test_a_region_keeps_its_placements_and_repeats_with_its_layer() -> None:
     assert verify(plan, {"module": module, "inputs": inputs, "reduce": False})["passed"]
     with pytest.raises(SpecError, match="gives placements for 2 mesh dimensions; mesh dp=4 has 1"):
         planned(module, inputs, {"dp": 4})
+    searched = ap.plan(module, inputs, "auto", n_gpus=4, gpu="H100")
+    assert len(searched.mesh) == 2
+    assert any(m.startswith("dp=4: region gated of layers.0 gives") for m in searched.document["meshes"])
     with pytest.raises(SpecError, match=r"takes S\(0\) R of a tensor of shape \(64, 16\): mesh dp=3,tp=2 does not divide it"):
         planned(module, inputs, {"dp": 3, "tp": 2})
 
