@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             assert found.nodes is not None
             result = found.nodes.result
         else:
-            planner, how = planner_of(args)
+            planner, how = planner_of(args, shardings=not args.export)
             result = search(question.problem(), planner=planner, top=args.top, host=host, progress=progress, options=how)
             found = Shortfall() if result.fitting or question.cluster.kinds else look_further(question, progress)
         if found.too_slow is not None:  # it misses a limit by less than anything misses the memory

@@ -95,6 +95,21 @@ def test_every_matrix_of_a_model_is_in_its_graphs(name: str) -> None:
     assert sum(n.kind == "parameter" for n in head.nodes) == 1
 
 
+@pytest.mark.parametrize("name", ["nvidia/NVIDIA-Nemotron-3-Super-120B-A12B"])
+def test_experts_may_work_on_a_narrower_stream(name: str) -> None:
+    for layer, _ in arch(name).layer_classes():
+        g = layer_graph(layer, arch(name), 8, 4096).graph
+        size = sum(g.bytes(i) / ELEMENT_BYTES for i, n in enumerate(g.nodes) if n.kind == "parameter")
+        assert size == pytest.approx(sum(w.size for w in layer.weights()), rel=5e-3)
+
+
+def test_what_cannot_be_told_is_refused() -> None:
+    """Hyper-connections widen the stream inside a layer."""
+    model = arch("deepseek-ai/DeepSeek-V4-Flash")
+    with pytest.raises(SpecError, match="has no graph of einsums here"):
+        layer_graph(model.layer_classes()[0][0], model, 8, 4096)
+
+
 def test_columns_and_rows_alternate_with_sequence_parallelism_between() -> None:
     """Work split by anything but tokens: the plan of Megatron, four scatters and four gathers a layer."""
     p = problem(LLAMA, 8, 8, 4096)

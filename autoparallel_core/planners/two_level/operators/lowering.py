@@ -118,8 +118,8 @@ class _Lowering:
 
     def names(self, axis: Axis) -> tuple[str, ...]:
         """Graph axes of an operator's axis, their sizes recorded."""
-        if axis.name == "hidden":
-            return ("hidden",)
+        if axis.name == "hidden":  # or a narrower one that experts work on
+            return (self._named("hidden", axis.units),)
         if axis.name in {"heads", "kv_heads"}:
             kv = self._groups(axis)
             out = [self._named("kv", kv)]
@@ -141,7 +141,7 @@ class _Lowering:
 
     def read(self, axis: Axis, *, routed: bool = False) -> int:
         """The newest tensor of exactly this axis, a part of a fused one, or the newest of its name (cut to size)."""
-        if axis.name == "hidden" and not routed:
+        if self._of_stream(axis) and not routed:
             return self.normed
         fitting = [t for t in reversed(self.tensors) if t.routed == routed]
         for t in fitting:
@@ -154,7 +154,10 @@ class _Lowering:
                 )
                 self.write(node, (axis,), routed=routed)
                 return node
-        raise SpecError(f"no tensor with the axis {axis.name} of {axis.size} before an operator reads it")
+        raise SpecError(
+            f"an operator reads an axis {axis.name} of {axis.size:,} that nothing before it in the layer makes, so the layer "
+            "has no graph of einsums here; --granularity layer prices layers as a whole"
+        )
 
     def _axes(self, axis: Axis, routed: bool = False) -> str:
         return " ".join((*TOKENS, *(("experts", self._share) if routed else ()), *self.names(axis)))
@@ -179,7 +182,7 @@ class _Lowering:
             self._scan(op)
         elif isinstance(op, TokenExchange):
             if op.direction == "combine":
-                self._combine()
+                self._combine(op.width)
         elif isinstance(op, Elementwise):
             self._elementwise(op)
         elif not isinstance(op, Bare | Loss):
@@ -198,7 +201,7 @@ class _Lowering:
                 self.probabilities = node
             own = fused if extra else (op.n[[p[0] for p in parts].index(name)],)
             self.write(node, own)
-            if own[0].name == "hidden":
+            if self._of_stream(own[0]):
                 self.branches.append(node)
 
     def _fused(self, op: Gemm) -> tuple[list[tuple[str, tuple[str, ...], str]], tuple[Axis, ...]]:
@@ -228,17 +231,19 @@ class _Lowering:
         axes = " ".join((*TOKENS, "experts", self._share, *n))
         self.write(self.tape.einsum(op.name, [source, weight], axes, whole=whole), op.n, routed=True)
 
-    def _dispatch(self) -> None:
-        hidden = Axis("hidden", self.hidden)
+    def _dispatch(self, width: Axis) -> None:
         self._named("experts", next(o.experts.units for o in self.ops if isinstance(o, ExpertGemm)))
-        axes = self._axes(hidden, routed=True)
-        node = self.tape.elementwise("dispatch", [self.read(hidden)], axes, whole=self._share, linear=True)
-        self.write(node, (hidden,), routed=True)
+        axes = self._axes(width, routed=True)
+        node = self.tape.elementwise("dispatch", [self.read(width)], axes, whole=self._share, linear=True)
+        self.write(node, (width,), routed=True)
 
-    def _combine(self) -> None:
-        hidden = Axis("hidden", self.hidden)
-        operands = [self.read(hidden, routed=True), *([self.probabilities] if self.probabilities is not None else [])]
-        self.branches.append(self.tape.einsum("combine", operands, self._axes(hidden), whole=self._share))
+    def _combine(self, width: Axis) -> None:
+        operands = [self.read(width, routed=True), *([self.probabilities] if self.probabilities is not None else [])]
+        node = self.tape.einsum("combine", operands, self._axes(width), whole=self._share)
+        if self._of_stream(width):
+            self.branches.append(node)
+        else:
+            self.write(node, (width,))
 
     def _attention(self, op: Attention) -> None:
         q = self.read(op.heads)
@@ -277,7 +282,7 @@ class _Lowering:
             self._residual(op)
         elif op.role == "permute":
             if op.name == "permute":
-                self._dispatch()
+                self._dispatch(op.writes[0])
         elif op.role == "rotary":
             for axis in dict.fromkeys(op.writes):
                 self.write(self.tape.elementwise(op.name, [self.read(axis)], linear=True), (axis,))
@@ -288,6 +293,9 @@ class _Lowering:
             operands = list(dict.fromkeys(self._operand(op.reads, a, routed) for a in op.reads))
             (axis,) = op.writes
             self.write(self.tape.elementwise(op.name, operands, self._axes(axis, routed)), (axis,), routed=routed)
+
+    def _of_stream(self, axis: Axis) -> bool:
+        return axis.name == "hidden" and axis.units == self.hidden
 
     def _residual(self, op: Elementwise) -> None:
         """Two branches are added to each other first; one goes back to the stream."""
@@ -300,7 +308,7 @@ class _Lowering:
     def _norm(self, op: Elementwise) -> None:
         """Of the stream in front of a branch, of a branch at its end, or inside."""
         (axis,) = op.writes
-        if axis.name != "hidden":
+        if not self._of_stream(axis):
             whole = self.names(axis)[-1]
             self.write(self.tape.elementwise(op.name, [self.read(axis)], whole=whole), (axis,))
         elif self.branches:
@@ -320,6 +328,8 @@ class _Lowering:
 
     def finished(self) -> LayerGraph:
         """With the backward pass of a gradient that arrives from behind."""
+        for branch in self.branches:  # of two, one residual adds only the sum
+            self.stream = self.tape.elementwise("residual", [branch, self.stream], linear=True)
         found = self.tape.backward(self.stream, wanted=(self.enters,), given=True)
         graph, at = self.tape.build(ELEMENT_BYTES)
         return LayerGraph(graph, at[self.enters], at[self.stream], at[found[self.stream]], at[found[self.enters]])
