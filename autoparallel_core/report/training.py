@@ -69,6 +69,17 @@ def layers_by_stage(plan: Plan) -> str:
     return f"{text} ({again} recompute)" if 0 < again < sum(plan.training.layers_per_stage) and plan.stages else text
 
 
+def expert_columns(problem: Problem, plans: Sequence[Plan]) -> list[Column]:
+    """The second grid over the same GPUs: etp × ep × pp hold all experts once, and how often that is."""
+    if not problem.arch.num_experts:
+        return []
+    cells = []
+    for s in (p.strategy for p in plans):
+        grid = s.etp * s.ep * s.pp
+        cells.append(f"{s.etp}·{s.ep}·{s.pp}={grid:,} ×{s.world // grid:,}")
+    return [Column("experts etp·ep·pp\n×copies", cells, right=False, words="experts on etp·ep·pp {}")]
+
+
 def training_columns(problem: Problem, plans: Sequence[Plan], *, ranked: bool = True) -> list[Column]:
     """The columns of a training answer, most important first."""
     figures: list[TrainingFigures] = [p.training for p in plans if p.training is not None]
@@ -92,5 +103,6 @@ def training_columns(problem: Problem, plans: Sequence[Plan], *, ranked: bool = 
         Column("tokens/GPU\n/µbatch", tokens, starts=True, words="{} tokens per GPU and micro-batch"),
         Column("µbatches", [f"{f.micro_batches:,}" for f in figures], words="{} micro-batches"),
         Column("layers/stage", [layers_by_stage(p) for p in plans], right=False, words="layers per stage {}"),
+        *expert_columns(problem, plans),
         *memory_columns(plans),
     ]

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from asking import Answer, ask, check
 
+from autoparallel_core.cli.main import main
+
 DEEPSEEK = "deepseek-ai/DeepSeek-V3"
 
 
@@ -181,3 +183,24 @@ def test_zero_beyond_one_excludes_a_pipeline_of_deepspeed() -> None:
     answer = check("deepspeed", "H100", 8, "pp2 dp4 zero2", *words, model="Qwen/Qwen3-8B")
     assert answer.rules == {"pipeline needs zero ≤ 1"}
     assert "zero1 would do, or pp 1" in answer.sentences
+
+
+def test_every_report_shows_the_grid_of_experts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe's default ep leaked into a job of four GPUs; the product was nowhere to be seen."""
+    monkeypatch.setenv("COLUMNS", "200")
+    base = [
+        "--engine",
+        "megatron",
+        "--gpu-type",
+        "H100",
+        "--model",
+        "Qwen/Qwen3-30B-A3B",
+        "--batch-size",
+        "1024",
+        "--n-gpus",
+        "32",
+    ]
+    assert main(["explain", *base, "--strategy", "tp1 pp2 dp16 ep8 zero1 mbs1"]) == 0
+    assert "experts on etp·ep·pp 1·8·2=16 ×2" in " ".join(capsys.readouterr().out.split())
+    assert main([*base, "--planner", "grid", "--top", "2"]) == 0
+    assert "experts etp·ep·pp" in capsys.readouterr().out
