@@ -107,7 +107,9 @@ def _function(name: str) -> Callable[[], Any]:
     path, colon, attribute = name.partition(":")
     if path.endswith(".py"):
         dotted = path.removesuffix(".py").strip("./").replace("/", ".")
-        raise SpecError(f"'{name}' names a file; write it as a module found from this directory: {dotted}:{attribute or 'function'}")
+        raise SpecError(
+            f"'{name}' names a file; write it as a module found from this directory: {dotted}:{attribute or 'function'}"
+        )
     if not colon or not attribute.isidentifier() or not all(p.isidentifier() for p in path.split(".")):
         raise SpecError(f"'{name}' names no function; write it as package.module:function, found from this directory")
     try:
