@@ -39,6 +39,10 @@ class Runner:
     seeds: Seeds | None = field(init=False)
     local_inputs: bool = False
     constants: dict[str, Any] = field(factory=dict)
+    local: frozenset[str] = frozenset()
+    """Inputs that come as this rank's pieces in any case."""
+    local_results: bool = False
+    """Results are plain pieces, too."""
     _shaped: Any = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -97,7 +101,7 @@ class Runner:
         info = self.program.values[self.program.inputs[name]]
         if isinstance(x, DTensor):
             return x.redistribute(self.mesh, placements(info.placements)).to_local()
-        if self.local_inputs:
+        if self._is_local(name):
             return x
         for m, d in enumerate(info.placements):
             if d >= 0:
@@ -107,12 +111,15 @@ class Runner:
                 x = _Cut.apply(x, self.collectives, m, d)
         return x
 
+    def _is_local(self, name: str) -> bool:
+        return self.local_inputs or name in self.local
+
     def _batch(self, tensors: Mapping[str, torch.Tensor]) -> int:
         name = next((n for n, x in tensors.items() if x.ndim), None)
         if name is None:
             return 1
         size = int(tensors[name].shape[0])
-        if self.local_inputs and not isinstance(tensors[name], DTensor):
+        if self._is_local(name) and not isinstance(tensors[name], DTensor):
             size *= cuts(self.program.values[self.program.inputs[name]].placements, self.collectives.sizes).get(0, 1)
         if self.program.batch is None:
             planned = self.program.values[self.program.inputs[name]]
@@ -124,7 +131,7 @@ class Runner:
     def _result(self, index: int, x: torch.Tensor) -> torch.Tensor:
         """Replicated results as plain tensors, the others as DTensors."""
         planned = self.program.values[self.program.outputs[index]].placements
-        if all(p == R for p in planned):
+        if self.local_results or all(p == R for p in planned):
             return x
         return DTensor.from_local(x, self.mesh, placements(planned), run_check=False)
 

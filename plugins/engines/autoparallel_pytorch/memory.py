@@ -32,8 +32,11 @@ class Timeline:
     """After each step, by cause; sums to ``live``."""
 
 
-def timeline(program: Program, *, optimizer_bytes: float) -> Timeline:
-    """``optimizer_bytes`` is the state per parameter."""
+def timeline(program: Program, *, optimizer_bytes: float, in_flight: int = 1, accumulates: bool = False) -> Timeline:
+    """``optimizer_bytes`` is the state per parameter; ``in_flight`` micro-batches keep what their backward reads.
+
+    When gradients of several micro-batches accumulate, their sums are there all the time.
+    """
     values, steps = program.values, program.steps
     n = len(steps)
     root = list(range(len(values)))
@@ -52,6 +55,8 @@ def timeline(program: Program, *, optimizer_bytes: float) -> Timeline:
             last[root[v]] = i
     ends = {root[v] for v in program.outputs}
     grads = {root[v] for v in program.gives()}
+    parameters, given = set(program.parameters.values()), set(program.inputs.values())
+    summed = {root[v] for v in program.gradients.values() if v is not None}
     forward = program.n_forward
     deltas = {cause: np.zeros(n + 1) for cause in CAUSES}
     trained = [program.parameters[p] for p, g in program.gradients.items() if g is not None]
@@ -62,16 +67,21 @@ def timeline(program: Program, *, optimizer_bytes: float) -> Timeline:
         if root[v] != v or not info.stored:
             continue
         if v in always:
-            deltas["parameters" if v in program.parameters.values() else "inputs"][0] += info.bytes
+            copies = in_flight if v in given else 1
+            deltas["parameters" if v in parameters else "inputs"][0] += copies * info.bytes
             continue
         end = last.get(v, start)
         if v in ends:
             end = max(end, forward)
         if v in grads:
             deltas["gradients"][max(start, 0)] += info.bytes
+            if accumulates and v in summed:
+                deltas["gradients"][0] += info.bytes
             continue
         cause = "saved" if start < forward <= end else "temporary"
         deltas[cause][max(start, 0)] += info.bytes
+        if cause == "saved":
+            deltas[cause][0] += (in_flight - 1) * info.bytes
         if end + 1 <= n:
             deltas[cause][end + 1] -= info.bytes
     by_cause = {cause: np.cumsum(d)[:n] for cause, d in deltas.items()}

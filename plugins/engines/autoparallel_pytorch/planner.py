@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from autoparallel_core.errors import SpecError
 from autoparallel_core.spec.module_plan import ModulePlan, ModuleRequest
 from autoparallel_pytorch.emit import check_shapes, emit
 from autoparallel_pytorch.exact import Exact
 from autoparallel_pytorch.formulate import KINDS, UPDATE, Formulation, Narrow, Settings, formulate
-from autoparallel_pytorch.graph import Graph
+from autoparallel_pytorch.graph import FORWARD, Graph, Ref
 from autoparallel_pytorch.layers import Layers, best_mix, patterns
 from autoparallel_pytorch.machine import Machine, Mesh
 from autoparallel_pytorch.memory import Timeline, timeline
 from autoparallel_pytorch.mesh_search import MeshSearch
-from autoparallel_pytorch.placement import Placements, parse
+from autoparallel_pytorch.placement import P, Placements, R, parse, shards
 from autoparallel_pytorch.prices import Prices
 from autoparallel_pytorch.program import Program
 from autoparallel_pytorch.recompute import AGAIN, States, states_of
@@ -32,6 +32,8 @@ from autoparallel_pytorch.uneven import uneven
 if TYPE_CHECKING:
     import torch
 
+PIPELINE = "pp"
+"""A mesh dimension of this name, outermost, is a pipeline."""
 MOMENTS_BYTES = 8.0
 """Adam's two moments in fp32, per parameter."""
 MASTER_BYTES = 4.0
@@ -47,6 +49,12 @@ def plan_module(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[st
     """
     from autoparallel_pytorch.document import document
 
+    if request.mesh_names[:1] == (PIPELINE,):
+        from autoparallel_pytorch.pipeline_plan import plan_pipeline
+
+        return plan_pipeline(module, args, kwargs, request)
+    if PIPELINE in request.mesh_names:
+        raise SpecError(f"mesh dimension {PIPELINE} is a pipeline and has to be the outermost one")
     graph = trace(module, args, kwargs)
     if request.mesh_sizes:
         planning = Planning.of(graph, request)
@@ -86,17 +94,23 @@ class Planning:
     objective: Objective
     limit_bytes: float
     notes: list[str] = field(factory=list)
+    in_flight: int = 1
+    """Micro-batches that keep what their backward reads; of a pipeline's stage."""
+    micro_batches: int = 1
     form: Formulation = field(init=False)
     _search: Search | None = field(default=None)
 
     @classmethod
-    def of(cls, graph: Graph, request: ModuleRequest, rules: Rules | None = None) -> Planning:
+    def of(
+        cls, graph: Graph, request: ModuleRequest, rules: Rules | None = None, *, in_flight: int = 1, micro_batches: int = 1
+    ) -> Planning:
+        """``graph`` is of one micro-batch."""
         mesh = Mesh(request.mesh_names, request.mesh_sizes)
         machine = Machine(request.cluster, mesh)
         optimizer = _optimizer_bytes(graph, request)
         settings = Settings(
             optimizer_bytes=optimizer,
-            update_bytes=_update_bytes(graph, optimizer),
+            update_bytes=_update_bytes(graph, optimizer) / micro_batches,
             pins=pins_of(graph, request.pins, len(mesh.sizes)),
             replicate_results=bool(request.options.get("replicate_results", False)),
         )
@@ -109,6 +123,7 @@ class Planning:
             Prices(machine, graph, request.options.get("flops") or {}), Transitions(machine), settings,
             Objective(machine.constants["overlap_loss"]), limit,
         )  # fmt: skip
+        planning.in_flight, planning.micro_batches = in_flight, micro_batches
         if (sentence := check_version()) is not None:
             planning.notes.append(sentence)
         planning.notes += uneven(graph, mesh)
@@ -123,11 +138,40 @@ class Planning:
         return formulate(self.graph, self.classes, self.rules, self.prices, self.transitions, self.settings, narrow)
 
     def states(self, form: Formulation) -> States:
-        return states_of(self.graph, self.classes, form, self.machine.mesh.sizes, self.settings.optimizer_bytes)
+        found = states_of(self.graph, self.classes, form, self.machine.mesh.sizes, self.settings.optimizer_bytes)
+        kept = zip(found.kept_bytes, found.fixed, strict=True)
+        return evolve(found, kept_bytes=tuple(b if fixed else self.in_flight * b for b, fixed in kept))
 
     def bound_s(self) -> float:
         """No plan takes less time, whatever memory there is. Raises Infeasible when pins leave no plan."""
         return self._opened().open()
+
+    def free_program(self) -> Program:
+        """Of the fastest choice without a limit on memory. Raises Infeasible when pins leave no plan."""
+        search = self._opened()
+        search.open()
+        assert search.free is not None, "opened"
+        placements = self._placements(search.free.choice)
+        return emit(self.graph, self.classes, self.form, placements, self.prices, self.transitions, frozenset())
+
+    def crossing(self, ref: Ref) -> Placements:
+        """Where a tensor is smallest in the fastest choice without a limit on memory: as it is made, or as it is read.
+
+        Sums are made whole.
+        """
+        search = self._opened()
+        assert search.free is not None, "opened"
+        picks, sizes = search.free.choice.picks, self.machine.mesh.sizes
+        found = []
+        for key, out in (
+            (("hub", self.classes.of[ref.node], ref.out, FORWARD), 0),
+            (("op", self.classes.of[ref.node], 0, 0), ref.out),
+        ):
+            if key in picks:
+                slot = self.form.slots[self.form.index[key]]
+                given = slot.outs[slot.picks.index(picks[key])][out]
+                found.append(tuple(R if p <= P else p for p in given))
+        return max(found, key=lambda p: shards(p, sizes))
 
     def _opened(self) -> Search:
         if self._search is None:
@@ -189,14 +233,19 @@ class Planning:
         for step in program.steps:
             seconds[step.kind] += step.seconds
         seconds[UPDATE] = sum(float(s.cost[UPDATE][k]) for s, k in zip(form.slots, placements, strict=True) if UPDATE in s.cost)
-        memory = timeline(program, optimizer_bytes=self.settings.optimizer_bytes)
+        memory = self._timeline(program)
         return Found(outcome, program, memory, recomputed, choice, seconds)
 
     def _peak(self, point: Point) -> float:
         placements = self._placements(point.choice)
         again = self._again(point.choice)
         program = emit(self.graph, self.classes, self.form, placements, self.prices, self.transitions, again)
-        return timeline(program, optimizer_bytes=self.settings.optimizer_bytes).peak_bytes
+        return self._timeline(program).peak_bytes
+
+    def _timeline(self, program: Program) -> Timeline:
+        return timeline(
+            program, optimizer_bytes=self.settings.optimizer_bytes, in_flight=self.in_flight, accumulates=self.micro_batches > 1
+        )
 
 
 def _optimizer_bytes(graph: Graph, request: ModuleRequest) -> float:

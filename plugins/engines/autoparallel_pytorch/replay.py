@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
+    from autoparallel_pytorch.pipeline_stage import Pipeline
+
 _OPTIONS = ("mesh", "inputs")
 
 
-def replay(module: torch.nn.Module, plan: ModulePlan, options: Mapping[str, Any]) -> torch.nn.Module:
-    """The module, in place.
+def replay(module: torch.nn.Module, plan: ModulePlan, options: Mapping[str, Any]) -> torch.nn.Module | Pipeline:
+    """The module, in place; of a plan with a pipeline what this rank runs of it, with copies of the stage's modules.
 
     Options:
         mesh: a ``DeviceMesh`` of the plan's sizes; None makes one over all ranks.
@@ -39,6 +41,10 @@ def replay(module: torch.nn.Module, plan: ModulePlan, options: Mapping[str, Any]
     found = difference(document["module"]["fingerprint"], fingerprint(module))
     if found is not None:
         raise SpecError(f"the plan is of another module: {found}")
+    if "pipeline" in document:
+        from autoparallel_pytorch.pipeline_stage import replay_pipeline
+
+        return replay_pipeline(module, plan, _mesh(plan, module, options.get("mesh")), local_inputs=inputs == "local")
     program = codec.load(document["program"], len(document["mesh"]["sizes"]))
     mesh = _mesh(plan, module, options.get("mesh"))
     distribute(module, program, mesh)
