@@ -160,8 +160,8 @@ def with_operator_rules(options: Mapping[str, Any], host: Host) -> dict[str, Any
         PluginConflict: two plugins have a rule for one operator.
     """
     found: dict[str, tuple[Any, OperatorRule]] = {}
-    for info, rules in host.call("planners", "operator_rules"):
-        for name, rule in rules.items():
+    for info, given in host.operator_rules():
+        for name, rule in given.items():
             if name in found:
                 raise PluginConflict(f"operator {name} has a rule of both {found[name][0]} and {info}")
             found[name] = (info, rule)
@@ -172,7 +172,7 @@ def with_operator_rules(options: Mapping[str, Any], host: Host) -> dict[str, Any
 
 def planner_of(host: Host) -> ModulePlanner:
     """The plugin that plans modules. Raises UnknownPlugin when none is installed."""
-    found: ModulePlanner | None = host.first("planners", "module_planner")
+    found = host.module_planner()
     if found is None:
         raise UnknownPlugin("no installed plugin plans modules; 'autoparallel plugins' lists those that were found")
     return found

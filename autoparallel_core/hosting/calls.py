@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autoparallel_core.spec.arch import Block, Layer
     from autoparallel_core.spec.config import ConfigView
     from autoparallel_core.spec.launch import Launch
+    from autoparallel_core.spec.module_plan import ModulePlanner, OperatorRule
     from autoparallel_core.spec.problem import Problem
     from autoparallel_core.spec.rule import Rule
     from autoparallel_core.spec.space import Space
@@ -92,3 +93,12 @@ class HookCalls(ABC):
         """The result of the named planner, None when no plugin has it."""
         result: SearchResult | None = self.first("planners", "plan", planner=planner, problem=problem, options=options)
         return result
+
+    def module_planner(self) -> ModulePlanner | None:
+        """Who plans modules of a tensor library, None when no plugin does."""
+        planner: ModulePlanner | None = self.first("planners", "module_planner")
+        return planner
+
+    def operator_rules(self) -> list[tuple[PluginInfo, Mapping[str, OperatorRule]]]:
+        """How operators may be sharded, by their full names."""
+        return self.call("planners", "operator_rules")
