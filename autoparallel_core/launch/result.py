@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoparallel_core.launch.flags import Leftover, Parsed
+from autoparallel_core.launch.found import Found
 from autoparallel_core.launch.sources import Sources
 from autoparallel_core.spec.launch import Launch
 
@@ -34,12 +35,23 @@ def shared_fields(
     }
 
 
-def instances(sources: Sources, copies: int, replicas: int | None, nodes: int) -> int:
-    """Independent copies of a serving launch: stated, or the commands of a node times the nodes (or replicas) that run them."""
-    stated = sources.variables("INSTANCES")
+def server_copies(sources: Sources, found: Found, gpus: int, *, spread: bool, ranks: bool = False) -> tuple[int, list[str]]:
+    """Independent copies of a server, and a note when there are several: stated, or the commands of a node times the nodes.
+
+    Args:
+        sources: the files, for a stated ``INSTANCES``.
+        found: the command and its machines.
+        gpus: GPUs of one copy.
+        spread: one copy spans the nodes that run the command.
+        ranks: repetitions of the command are ranks of one copy.
+    """
+    stated, machines = sources.variables("INSTANCES"), found.machines
     if stated is not None and stated.isdigit() and int(stated) > 0:
-        return int(stated)
-    return copies * (replicas or 1) * nodes
+        copies = int(stated)
+    else:
+        nodes = 1 if spread or machines.instances else machines.nodes or 1
+        copies = (1 if spread or ranks else found.copies) * (machines.instances or 1) * nodes
+    return copies, [f"{copies} independent servers of {gpus} GPUs"] if copies > 1 else []
 
 
-__all__ = ["KV_DTYPES", "Launch", "instances", "said", "shared_fields"]
+__all__ = ["KV_DTYPES", "Launch", "said", "server_copies", "shared_fields"]

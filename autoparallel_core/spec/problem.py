@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import evolve, field, frozen
 
@@ -57,7 +57,7 @@ class EngineSpec:
     """Taken when nobody names one; also the newest whose rules and policies are known."""
     summary: str
     software: Software = field(factory=Software)
-    recorded_software: Mapping[str, str] = field(factory=dict)
+    recorded_software: Mapping[str, Any] = field(factory=dict)
     """Fields of Software that published runs which say nothing of them used, where a user's default is another."""
     constants: Mapping[str, Constant] = field(factory=dict)
     """Overrides of, or additions to, the core's constants, by the same names (see docs/reference/constants.md)."""

@@ -8,7 +8,7 @@ from typing import Any
 from autoparallel_core.launch.batch import Machines
 from autoparallel_core.launch.flags import Parsed, dashed, parse, sort_leftover
 from autoparallel_core.launch.found import Found, find, has_flag, one_launch, program_at
-from autoparallel_core.launch.result import KV_DTYPES, instances, said, shared_fields
+from autoparallel_core.launch.result import KV_DTYPES, said, server_copies, shared_fields
 from autoparallel_core.launch.sources import Sources, keyword_words, take_apart
 from autoparallel_core.search.facts import is_moe
 from autoparallel_core.spec.launch import Launch, Refusal
@@ -72,9 +72,7 @@ def _launch(sources: Sources, found: Found, parsed: Parsed, problem: Problem | N
     tp, pp = parsed.get("tp", 1), parsed.get("pp", 1)
     one = tp * pp * replicas(parsed)
     spread = parsed.get("nnodes", 1) > 1 or parsed.given("node_rank")
-    nodes = 1 if spread or found.machines.instances else found.machines.nodes or 1
-    copies = instances(sources, 1 if spread else found.copies, found.machines.instances, nodes)
-    notes = [f"{copies} independent servers of {one} GPUs"] if copies > 1 else []
+    copies, notes = server_copies(sources, found, one, spread=spread)
     leftover = sort_leftover(parsed.extra, harmless=HARMLESS, notable=NOTABLE)
     return Launch(
         engine=NAME,

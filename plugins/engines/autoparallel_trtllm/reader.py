@@ -8,7 +8,7 @@ from typing import Any
 from autoparallel_core.launch.batch import Machines
 from autoparallel_core.launch.flags import Option, Parsed, options, parse, sort_leftover
 from autoparallel_core.launch.found import Found, find, one_launch, program_at
-from autoparallel_core.launch.result import KV_DTYPES, instances, said, shared_fields
+from autoparallel_core.launch.result import KV_DTYPES, said, server_copies, shared_fields
 from autoparallel_core.launch.sources import Sources, keyword_words, take_apart
 from autoparallel_core.search.facts import is_moe
 from autoparallel_core.spec.launch import Launch, Refusal
@@ -116,12 +116,10 @@ def _launch(sources: Sources, found: Found, p: Parsed, document: Mapping[str, An
     one = p.get("tp", 1) * p.get("pp", 1) * p.get("cp", 1)
     per_node = p.get("gpus_per_node") or found.machines.gpus_per_node
     mpi = any(w.rsplit("/", 1)[-1] == "trtllm-llmapi-launch" for w in found.before)
-    nodes = 1 if mpi or found.machines.instances else found.machines.nodes or 1
-    copies = instances(sources, 1 if mpi else found.copies, found.machines.instances, nodes)
+    copies, notes = server_copies(sources, found, one, spread=mpi)
     leftover = sort_leftover(p.extra, harmless=HARMLESS, notable={"is not modelled": r".*speculative.* .*lora.* disagg.*"})
     words = [w for w in found.words if not w.startswith("-")]
     model = p.get("model") or (found.words[0] if found.words and words and found.words[0] == words[0] else None)
-    notes = [f"{copies} independent servers of {one} GPUs"] if copies > 1 else []
     shared = shared_fields(sources, p, leftover, notes, _unmodelled(document))
     return Launch(
         engine=NAME,

@@ -8,7 +8,7 @@ from typing import Any
 from autoparallel_core.launch.batch import Machines
 from autoparallel_core.launch.flags import Parsed, dashed, parse, sort_leftover
 from autoparallel_core.launch.found import Found, find, has_flag, image_at, one_launch, program_at
-from autoparallel_core.launch.result import KV_DTYPES, instances, said, shared_fields
+from autoparallel_core.launch.result import KV_DTYPES, said, server_copies, shared_fields
 from autoparallel_core.launch.sources import Sources, keyword_words, take_apart
 from autoparallel_core.search.facts import is_moe
 from autoparallel_core.spec.launch import Launch
@@ -95,10 +95,7 @@ def _launch(sources: Sources, found: Found, parsed: Parsed, model: str | None, p
     ranks = parsed.given("dp_rank") or parsed.get("external_lb", default=False)
     per_node = found.machines.gpus_per_node
     spread = parsed.get("nnodes", 1) > 1 or found.words != _first(found) or (per_node is not None and one > per_node)
-    nodes = 1 if spread or found.machines.instances else found.machines.nodes or 1
-    copies = 1 if ranks or spread else found.copies
-    copies = instances(sources, copies, found.machines.instances, nodes)
-    notes = [f"{copies} independent instances of {one} GPUs"] if copies > 1 else []
+    copies, notes = server_copies(sources, found, one, spread=spread, ranks=ranks)
     if parsed.given("kv_bytes"):
         notes.append("--kv-cache-memory-bytes fixes the cache; the prediction sizes it by the memory fraction")
     leftover = sort_leftover(parsed.extra, harmless=HARMLESS, notable=NOTABLE)
