@@ -18,15 +18,17 @@ def without_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autoparallel_core.search.check._best", lambda *_: None)
 
 
-def megatron(model: str, flags: str, *, nodes: int = 1, batch: int = 64, before: str = "", gpu: str = "H100") -> Answer:
+def megatron(
+    model: str, flags: str, *, nodes: int = 1, batch: int = 64, before: str = "", gpu: str = "H100", seq: int = 4096
+) -> Answer:
     """A script of so many nodes of eight."""
     script = f"""#!/bin/bash
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 {before}
 MODEL_PARALLEL="{flags}"
 torchrun --nproc_per_node 8 --nnodes {nodes} pretrain_gpt.py $MODEL_PARALLEL \\
-  --use-distributed-optimizer --micro-batch-size 1 --global-batch-size {batch} --seq-length 4096 \\
-  --max-position-embeddings 4096 --bf16
+  --use-distributed-optimizer --micro-batch-size 1 --global-batch-size {batch} --seq-length {seq} \\
+  --max-position-embeddings {seq} --bf16
 """
     return ask("check", "--gpu-type", gpu, model=model, files={"train.sh": script})
 
@@ -204,3 +206,13 @@ def test_every_report_shows_the_grid_of_experts(capsys: pytest.CaptureFixture[st
     assert "experts on etp·ep·pp 1·8·2=16 ×2" in " ".join(capsys.readouterr().out.split())
     assert main([*base, "--planner", "grid", "--top", "2"]) == 0
     assert "experts etp·ep·pp" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("recipe", "rows"), [("blockwise", 128), ("mxfp8", 32), ("tensorwise", 16)])
+def test_each_recipe_has_its_own_block_of_rows(recipe: str, rows: int) -> None:
+    flags = f"--tensor-model-parallel-size 4 --sequence-parallel --fp8-format e4m3 --fp8-recipe {recipe}"
+    whole = megatron("Qwen/Qwen3-8B", flags, seq=4 * rows * 61, gpu="B200")
+    cut = megatron("Qwen/Qwen3-8B", flags, seq=4 * (rows * 61 + rows // 2), gpu="B200")
+    assert whole.legal, whole.sentences
+    assert cut.rules == {"rows % alignment"}
+    assert f"need a multiple of {rows}" in cut.sentences
