@@ -39,8 +39,10 @@ def to_verify(plan: ModulePlan, options: Mapping[str, Any]) -> dict[str, Any]:
     else the module itself, with its data when it is small enough to run. The module has to be the planned one then.
 
     Raises:
-        SpecError: there is nothing to build it from, or it is another module.
+        SpecError: there is nothing to build it from, it is another module, or the plan is of a pipeline.
     """
+    if plan.document.get("pipeline"):
+        raise SpecError("verify replays plans without a pipeline; plan the mesh without its pp to check the placements")
     out = {k: v for k, v in options.items() if k != "source"}
     if options.get("module") is not None:
         return out

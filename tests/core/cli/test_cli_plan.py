@@ -208,6 +208,7 @@ def test_a_pipeline_is_shown_stage_by_stage(pipe: str, plans: tuple[str, str], c
     assert {"stage 0", "stage 1", "schedule"} <= {x["name"] for x in diff(of(plans[0]), of(pipe))["setting"]}
     assert cli("plan", "html", pipe, "--out", "pipe.html").code == 0
     assert "Pipeline stages" in (here / "pipe.html").read_text()
+    assert "without a pipeline" in cli("plan", "verify", pipe).err
     for layer in range(4):  # whatever stage holds it
         assert explain_node(of(pipe), f"layers.{layer}.up")["op"] == "parameter"
 
