@@ -108,9 +108,9 @@ class Machine:
         )  # fmt: skip
 
     def attention_rate(self, dtype: str, keys: float, width: int) -> float:
-        """FLOP/s of a fused attention forward over ``keys`` keys."""
+        """FLOP/s of an attention forward over ``keys`` keys, by the kernel that is replayed: torch's FlashAttention-2."""
         c = self.constants
-        share = self.cluster.gpu.training.get("attention_fused") or self.training("attention_flash2")
+        share = self.training("attention_flash2")
         rate = self.peak(dtype) * share * keys / (keys + c["attention_half_length"])
         return rate * (c["attention_small_head"] if width <= 64 else 1.0)
 

@@ -11,6 +11,7 @@ from pytorch_models import MLP, Decoder, planned, planning, tokens, traced  # no
 from torch import nn  # noqa: E402
 
 import autoparallel_core as ap  # noqa: E402
+from autoparallel_core.cost.constants import core_constants  # noqa: E402
 from autoparallel_core.errors import Infeasible, SpecError  # noqa: E402
 from autoparallel_core.solve.assignment import solve_assignment  # noqa: E402
 from autoparallel_core.solve.reduce import reduce_assignment  # noqa: E402
@@ -127,6 +128,64 @@ def test_no_collective_is_faster_than_its_wire_and_no_step_than_its_computation(
     assert cost["step_s"] >= max(cost["compute_s"], cost["weights_s"])
     total = cost["compute_s"] + cost["weights_s"] + cost["exchange_s"] + cost["update_s"] - cost["hidden_s"]
     assert cost["step_s"] == pytest.approx(total)
+
+
+def test_gathers_of_parameters_run_beside_computation() -> None:
+    plan = mlp(1 << 17, 4096, 16384, {"x": 8}, pins={"*.weight": "S(0)", "x": "S(0)", "up/mm": "S(0)", "down/mm": "S(0)"})
+    document = plan.document
+    gathered = [c for c in document["collectives"] if c["kind"] == "all_gather"]
+    assert {c["cause"] for c in gathered} == {"weights"}
+    # Once for the forward; the input of the module takes no gradient, so only the second matrix is gathered again.
+    assert sum(c["bytes"] for c in gathered) == 3 * 4096 * 16384 * 2
+    cost = document["cost"]
+    loss = core_constants()["overlap_loss"].value
+    assert cost["compute_s"] > cost["weights_s"] > 0
+    assert cost["hidden_s"] == pytest.approx((1 - loss) * cost["weights_s"])
+    assert cost["step_s"] == pytest.approx(cost["compute_s"] + cost["exchange_s"] + cost["update_s"] + loss * cost["weights_s"])
+
+
+def test_costs_are_those_of_the_core_for_the_same_strategy() -> None:
+    """Llama-3-8B's shapes, two layers, on 32 × 8: the described model's price for tensor and data parallelism of these sizes."""
+    layers, hidden, width, vocab, batch, length = 2, 4096, 14336, 128256, 64, 8192
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": width, "vocab_size": vocab,
+        "max_position_embeddings": length, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+    }  # fmt: skip
+    host = ap.host()
+    problem = ap.make_problem(
+        ap.build_arch(config, name="two layers", host=host), ap.build_cluster(host.gpu("H100"), 256),
+        ap.TrainingWorkload(seq_len=length, global_batch_size=batch), engine="torchtitan", host=host,
+    )  # fmt: skip
+    core = ap.explain_strategy(problem, ap.parse_strategy("tp8 pp1 dp32 zero0 mbs2 recompute=none"), host).cost.seconds
+    with torch.device("meta"):
+        module = Decoder(layers=layers, hidden=hidden, heads=32, kv_heads=8, width=width, vocab=vocab).to(torch.bfloat16)
+        inputs = {k: torch.empty(batch, length, dtype=torch.int64) for k in ("tokens", "labels")}
+    pins = dict.fromkeys(COLUMNS, "R S(0)") | dict.fromkeys(ROWS, "R S(1)") | {"*/attention": "S(0) S(1)", "head": "R S(0)"}
+    document = ap.plan(module, inputs, {"dp": 32, "tp": 8}, gpu="H100", pins=pins).document
+    program = document["program"]
+    seconds: dict[str, float] = {}
+    flops = 0
+    for step in program["steps"]:
+        seconds[step["op"]] = seconds.get(step["op"], 0.0) + step["s"]
+        if step["op"] == "aten.mm.default":
+            (m, k), (_, n) = (program["values"][x["v"]][0] for x in step["args"])
+            flops += 2 * m * k * n
+    matrices = layers * (2 * hidden * hidden + 2 * hidden * hidden // 4 + 3 * hidden * width) + hidden * vocab
+    assert 256 * flops == 6 * matrices * batch * length
+    # One product each for q, k, v, gate and up here, one for q, k and v together and one for gate and up there.
+    assert seconds["aten.mm.default"] == pytest.approx(core["gemm"], rel=0.1)
+    attention = seconds["autoparallel.attention"] + seconds["autoparallel.attention_backward"]
+    assert attention == pytest.approx(core["attention"], rel=0.02)
+    reduced = [c for c in document["collectives"] if c["cause"] == "weights" and c["mesh_dim"] == "dp" and c["bytes"] > 1e6]
+    whole = [p for p in document["parameters"].values() if p["placement"].startswith("R") and len(p["shape"]) == 2]
+    assert sum(c["bytes"] for c in reduced if c["kind"] == "all_reduce") == sum(p["local_bytes"] for p in whole)
+    # Two sums per layer and direction over the tensor-parallel ranks, as all-reduces or in halves.
+    passed = [c for c in document["collectives"] if c["mesh_dim"] == "tp" and c["cause"] == "exchange" and c["bytes"] > 1e8]
+    halves = sum(2 if c["kind"] == "all_reduce" else 1 for c in passed)
+    assert 8 * layers <= halves <= 8 * layers + 6
+    assert sum(c["seconds"] for c in passed) == pytest.approx(core["tp_comm"], rel=0.35)
 
 
 @pytest.mark.parametrize(("batch", "hidden", "width"), [(4096, 256, 1024), (64, 2048, 8192)])
