@@ -110,13 +110,15 @@ def closed_form_s(problem: Any, h: Any, plan: Any) -> float:
 
 
 def stages_s(plan: Any) -> float:
-    """The closed form of 1F1B over the evaluator's stage times, where stages are on GPUs of several kinds."""
+    """The closed form of 1F1B, interleaved or not, over the evaluator's stage times, for stages on GPUs of several kinds."""
     from autoparallel_core.planners.two_level.stage_model import PIPELINE_CAUSES
 
     rest = sum(s for c, s in plan.cost.seconds.items() if c not in PIPELINE_CAUSES)
     times = [s.time_s for s in plan.stages]
     sends = plan.cost.seconds.get("pp_p2p", 0.0)
-    return float(sum(times) + (plan.training.micro_batches - 1) * max(times) + sends + rest)
+    p, v, m = len(times), len(plan.stages[0].layers), plan.training.micro_batches
+    fill = sum(times) - max(times) if v == 1 else (p - 1) * sum(times) / (p * v)
+    return float(m * max(times) + fill + sends + rest)
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ _STEPS = 24
 
 @frozen
 class KindCut:
-    """Layers, kind and recomputed layers by class of every stage."""
+    """Layers of every virtual stage; kind and recomputed layers by class of every rank's stage."""
 
     layers: tuple[int, ...]
     kinds: tuple[int, ...]

@@ -64,7 +64,7 @@ def kind_plan(problem: Problem, models: Sequence[StageModel], i: int, cut: KindC
             tokens_per_s_per_gpu=tokens / total / problem.cluster.n_gpus,
             mfu=flops / peak,
             micro_batches=int(models[0].micro_batches[i]),
-            layers_per_stage=cut.layers,
+            layers_per_stage=tuple(int(n) for n in np.reshape(cut.layers, (-1, len(cut.kinds))).sum(axis=0)),
             bubble_fraction=seconds.get("bubble", 0.0) / total,
         ),
         stages=_stages(problem, models, i, cut, memory),
@@ -73,16 +73,17 @@ def kind_plan(problem: Problem, models: Sequence[StageModel], i: int, cut: KindC
 
 def _every_stage(problem: Problem, cut: KindCut) -> StageLayout:
     """The layout with all stages listed, equal ones too: two of them may be on different kinds."""
-    layout = laid_out(problem.arch, len(cut.layers), cut.layers, cut.full)
+    p = len(cut.kinds)
+    layout = laid_out(problem.arch, p, cut.layers, cut.full)
     ends = np.cumsum(cut.layers)
     of_layer = np.zeros((problem.arch.num_layers + 1, layout.counts.shape[1]))
     for c, (_, where) in enumerate(problem.arch.layer_classes()):
         of_layer[np.array(where) + 1, c] = 1.0
     before = np.cumsum(of_layer, axis=0)
-    at = np.arange(len(cut.layers))
+    at = np.arange(p)
     return evolve(
         layout,
-        counts=before[ends] - before[ends - np.array(cut.layers)],
+        counts=(before[ends] - before[ends - np.array(cut.layers)]).reshape(-1, p, before.shape[1]).sum(axis=0),
         first=(at == 0).astype(np.float64),
         last=(at == len(at) - 1).astype(np.float64),
         index=at.astype(np.float64),
@@ -127,18 +128,18 @@ def _seconds(models: Sequence[StageModel], i: int, cut: KindCut, prices: dict[in
 def _pipeline_s(models: Sequence[StageModel], i: int, cut: KindCut) -> float | None:
     """Seconds of the pipeline by events; None for schedules without."""
     schedule = models[0].problem.software.pipeline_schedule
-    if schedule not in SIMULATED:
+    p, v, micro_batches = len(cut.kinds), len(cut.layers) // len(cut.kinds), int(models[0].micro_batches[i])
+    if schedule not in SIMULATED or (v > 1 and micro_batches % p):
         return None
     forward, backward = np.zeros(len(cut.layers)), np.zeros(len(cut.layers))
     full = np.array(cut.full, dtype=np.float64)
     for k, m in enumerate(models):
         f, b = chunk_seconds(m, i, cut.layers, full)
-        mine = np.array(cut.kinds) == k
+        mine = np.tile(cut.kinds, v) == k
         forward, backward = np.where(mine, f, forward), np.where(mine, b, backward)
-    send = max(float(m.p2p_s[i]) for m in models) / 2
-    micro_batches = int(models[0].micro_batches[i])
+    send = max(float(m.p2p_s[i]) for m in models) / (2 * v)
     assert schedule == "1f1b" or schedule == "gpipe"  # noqa: PLR1714  (narrows the type)
-    return makespan(forward + send, backward + send, len(forward), micro_batches, schedule=schedule)
+    return makespan(forward + send, backward + send, p, micro_batches, schedule=schedule)
 
 
 def _verdict(prices: dict[int, Evaluation]) -> Verdict:
@@ -154,22 +155,24 @@ def _stages(
     classes = [layer.kind for layer, _ in problem.arch.layer_classes()]
     full = np.array(cut.full, dtype=np.float64)
     times = [np.add(*chunk_seconds(m, i, cut.layers, full)) for m in models]
-    ends = np.cumsum(cut.layers)
-    counts = models[0].prefix[ends] - models[0].prefix[ends - np.array(cut.layers)]
+    ends, p = np.cumsum(cut.layers), len(cut.kinds)
+    chunks = models[0].prefix[ends] - models[0].prefix[ends - np.array(cut.layers)]
+    counts = chunks.reshape(-1, p, chunks.shape[1]).sum(axis=0)
+    held, first = (np.reshape(a, (-1, p)) for a in (cut.layers, ends - np.array(cut.layers)))
     out = []
     for s, k in enumerate(cut.kinds):
         gpu = problem.cluster.kinds[k].gpu
         out.append(
             PlannedStage(
                 stage=s,
-                layers=(cut.layers[s],),
-                first_layers=(int(ends[s] - cut.layers[s]),),
+                layers=tuple(int(n) for n in held[:, s]),
+                first_layers=tuple(int(n) for n in first[:, s]),
                 classes=_by_kind(classes, counts[s]),
                 recomputed=_by_kind(classes, cut.full[s]),
                 strategy=strategy,
                 gpu=gpu.name,
                 gpus=strategy.tp * strategy.cp * strategy.dp,
-                time_s=float(times[k][s]),
+                time_s=float(times[k].reshape(-1, p)[:, s].sum()),
                 memory_bytes=memory[s].total_bytes,
                 capacity_bytes=gpu.memory_bytes,
                 embedding=s == 0,

@@ -22,6 +22,7 @@ from autoparallel_core.errors import SpecError
 from autoparallel_core.planners.reasons import with_reasons
 from autoparallel_core.planners.two_level.abilities import Abilities, abilities_of
 from autoparallel_core.planners.two_level.cells import Granularity
+from autoparallel_core.planners.two_level.kind_chunks import interleaved_kind_cuts
 from autoparallel_core.planners.two_level.kind_cuts import KindCut, best_kind_cuts, even_kind_cuts, relaxed_kinds_s
 from autoparallel_core.planners.two_level.kind_plans import against_parts, kind_plan
 from autoparallel_core.planners.two_level.stage_model import StageModel, stage_model
@@ -41,6 +42,8 @@ Array = NDArray[np.float64]
 NAME = "two_level"
 EXACT = 200
 """Strategies that get an exact cut."""
+CHUNKS = 2
+"""Chunks per rank that are tried."""
 PRICED = 24
 """Cuts that are priced in full."""
 
@@ -132,9 +135,9 @@ class _Pool:
     considered: int = 0
 
     def divides(self, batch: StrategyBatch) -> NDArray[np.bool_]:
-        """Strategies whose stages divide every kind, without interleaving and with one stand-in for partial recomputes."""
+        """Strategies whose stages divide every kind, with one stand-in for partial recomputes and few chunks per rank."""
         per_stage = batch.tp * batch.cp * batch.dp
-        good: NDArray[np.bool_] = (batch.vpp == 1) & (batch.recompute_layers == 0) & (batch.pp > 1)
+        good: NDArray[np.bool_] = (batch.vpp <= CHUNKS) & (batch.recompute_layers == 0) & (batch.pp > 1)
         for n in self.gpus:
             good = good & (n % per_stage == 0)
         return good
@@ -152,42 +155,51 @@ class _Pool:
         self.priced += len(models[0].batch)
         shares = np.array([self.stages(models[0], i) for i in range(len(models[0].batch))])
         relaxed = relaxed_kinds_s(models, shares)
-        keep = np.argsort(relaxed, kind="stable")[:EXACT]
-        keep = keep[np.isfinite(relaxed[keep])]
         self.considered += int(np.isfinite(relaxed).sum())
-        if len(keep):
-            self.models.append([m.take(keep) for m in models])
-            self.relaxed.append(relaxed[keep])
+        for chunked in (False, True):
+            rows = np.flatnonzero(np.isfinite(relaxed) & ((models[0].batch.vpp > 1) == chunked))
+            keep = rows[np.argsort(relaxed[rows], kind="stable")[:EXACT]]
+            if len(keep):
+                self.models.append([m.take(keep) for m in models])
+                self.relaxed.append(relaxed[keep])
 
     def cut(self) -> None:
-        """Exact cuts in the order of the relaxation, until it is no better than the best cut."""
-        order = sorted((float(r), b, i) for b, part in enumerate(self.relaxed) for i, r in enumerate(part))[:EXACT]
+        """Exact cuts in the order of the relaxation, until it is no better than the best cut; one chunk per rank first."""
         best = np.inf
-        for relaxed, b, i in order:
-            if relaxed >= best * 1.03:
-                break
-            models = self.models[b]
-            stages = self.stages(models[0], i)
-            found = best_kind_cuts(models, i, stages, recompute=self._granularity(), below_s=best * 1.03)
-            self.cuts += [(models, i, c) for c in found]
-            best = min([best, *(c.step_s for c in found)])
-            arch, soft = models[0].problem.arch, models[0].problem.software
-            split = split_layers(
-                arch.num_layers, sum(stages), ends=ends_in_layers(arch), embedding_as_layer=soft.embedding_as_layer
-            )
-            self.even += [(models, i, c) for c in even_kind_cuts(models, i, stages, split)]
+        for chunked in (False, True):
+            parts = [b for b, models in enumerate(self.models) if (models[0].batch.vpp[0] > 1) == chunked]
+            order = sorted((float(r), b, i) for b in parts for i, r in enumerate(self.relaxed[b]))[:EXACT]
+            for relaxed, b, i in order:
+                if relaxed >= best * 1.03:
+                    break
+                models = self.models[b]
+                stages = self.stages(models[0], i)
+                cutter = interleaved_kind_cuts if chunked else best_kind_cuts
+                found = cutter(models, i, stages, recompute=self._granularity(), below_s=best * 1.03)
+                self.cuts += [(models, i, c) for c in found]
+                best = min([best, *(c.step_s for c in found)])
+                if not chunked:
+                    self.even += [(models, i, c) for c in self._even(models, i, stages)]
         self.even = sorted(self.even, key=lambda c: c[2].step_s)[:4]
+
+    def _even(self, models: list[StageModel], i: int, stages: tuple[int, ...]) -> tuple[KindCut, ...]:
+        arch, soft = models[0].problem.arch, models[0].problem.software
+        ends = ends_in_layers(arch)
+        split = split_layers(arch.num_layers, sum(stages), ends=ends, embedding_as_layer=soft.embedding_as_layer)
+        return even_kind_cuts(models, i, stages, split)
 
     def _granularity(self) -> Granularity:
         return "layer" if self.able.recompute == "layer" else "stage"
 
     def best(self, n: int) -> list[tuple[list[StageModel], int, KindCut]]:
-        return sorted(self.cuts, key=lambda c: c[2].step_s)[:n]
+        """The ``n`` best with one chunk per rank and with several: their steps are estimated differently."""
+        ranked = sorted(self.cuts, key=lambda c: c[2].step_s)
+        return [c for chunked in (False, True) for c in [x for x in ranked if (x[0][0].batch.vpp[x[1]] > 1) == chunked][:n]]
 
     def words(self, problem: Problem) -> tuple[str, ...]:
         kinds = " and ".join(f"{k.n_gpus:,} {k.gpu.name}" for k in problem.cluster.kinds)
         out = [
-            f"{kinds}: every stage on one kind, all stages with the same degrees, no interleaving",
+            f"{kinds}: every stage on one kind, all stages with the same degrees, at most {CHUNKS} chunks per rank",
             f"{self.considered:,} strategies divide all kinds and may fit; of the best {EXACT}, those in reach were cut exactly",
             "links between kinds run at the slower NIC; pipelines are simulated event by event",
         ]
