@@ -14,7 +14,8 @@ from autoparallel_pytorch.placement import text
 if TYPE_CHECKING:
     import torch
 
-    from autoparallel_pytorch.pipeline_plan import Pipelining, Stage
+    from autoparallel_pytorch.pipeline_plan import Stage
+    from autoparallel_pytorch.pipeline_schedule import Pipelining
 
 
 def pipeline_document(
@@ -80,6 +81,19 @@ def pipeline_document(
             },
         }
     )  # fmt: skip
+
+
+def side_by_side(plan: ModulePlan) -> ModulePlan:
+    """The placements of all stages as one plan on the inner mesh, which a single program can follow."""
+    stages = [s["plan"] for s in plan.document["pipeline"]["stages"]]
+    return ModulePlan(
+        {
+            **plan.document,
+            "mesh": stages[0]["mesh"],
+            "operators": [o for s in stages for o in s["operators"]],
+            "hubs": [h for s in stages for h in s["hubs"]],
+        }
+    )
 
 
 def _entering(stage: Stage, machine: Machine) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from autoparallel_core.host import host
 from autoparallel_core.spec.module_plan import ModulePlan, ModuleRequest
 from autoparallel_pytorch.emit import check_shapes, emit
 from autoparallel_pytorch.graph import Dtype
+from autoparallel_pytorch.pipeline_document import side_by_side
 from autoparallel_pytorch.planner import Planning
 from autoparallel_pytorch.program import Program
 from autoparallel_pytorch.ranks import Payload, gathered_inputs, input_gradients, run_local, run_processes
@@ -67,6 +68,9 @@ def verify(plan: ModulePlan, options: Mapping[str, Any]) -> dict[str, Any]:
     module, inputs = options.get("module"), options.get("inputs")
     if module is None or inputs is None:
         raise SpecError("verifying a plan needs its module and inputs (--module and --inputs)")
+    cut = "pipeline" in plan.document
+    if cut:
+        plan = side_by_side(plan)
     torch.manual_seed(int(options.get("seed", 0)))
     processes = options.get("processes")
     small = reduced(module) if options.get("reduce", True) else copy.deepcopy(module)
@@ -100,7 +104,9 @@ def verify(plan: ModulePlan, options: Mapping[str, Any]) -> dict[str, Any]:
         "collectives_counted": found.counted,
         "mesh": list(sizes),
         "parameters": sum(p.numel() for p in small.parameters()),
-        "how": ("one process" if processes is None else f"{processes} processes over gloo") + (", dropout off" if random else ""),
+        "how": ("one process" if processes is None else f"{processes} processes over gloo")
+        + (", dropout off" if random else "")
+        + (", the stages' placements as one program on the inner mesh" if cut else ""),
         "tolerance": TOLERANCE,
     }
 

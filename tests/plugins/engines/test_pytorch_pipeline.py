@@ -16,8 +16,9 @@ import autoparallel_core as ap  # noqa: E402
 from autoparallel_core.errors import Infeasible, SpecError  # noqa: E402
 from autoparallel_core.spec.module_plan import read_module_plan  # noqa: E402
 from autoparallel_pytorch.pipeline_cut import Chain  # noqa: E402
-from autoparallel_pytorch.pipeline_plan import Pipelining  # noqa: E402
+from autoparallel_pytorch.pipeline_schedule import Pipelining  # noqa: E402
 from autoparallel_pytorch.regions import classes  # noqa: E402
+from autoparallel_pytorch.verify import verify  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -151,6 +152,10 @@ def test_pipelines_on_four_processes_train_as_the_unsharded_module(tmp_path: Pat
         plan = planned(Decoder(layers=LAYERS), tokens(), mesh, options=options, pins=pins)
         assert {e["placement"] for s in plan.document["pipeline"]["stages"] for e in s["enters"]} == {pins[OUT]}
         plan.save(tmp_path / f"{name}.json")
+    verified = verify(plan, {"module": Decoder(layers=2), "inputs": tokens()})
+    assert verified["passed"], verified
+    assert "inner mesh" in verified["how"]
+    assert verified["mesh"] == [2]
     spawn(run, args=(str(tmp_path),), nprocs=4)
     for name in CASES:
         found = [torch.load(tmp_path / f"{name}.{r}.pt") for r in range(4)]
