@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from attrs import evolve
 
 from autoparallel_core.cli.flags import CLUSTER, KV_DTYPES, MANUAL, MODEL, PROBLEM_FLAGS, add_problem_flags
 from autoparallel_core.cli.parser import Parser
+from autoparallel_core.cli.software import written
 from autoparallel_core.errors import SpecError
 from autoparallel_core.launch.write import QUESTION
 from autoparallel_core.reading.source import near_names
@@ -196,13 +197,16 @@ def _merge_cluster(out: argparse.Namespace, launch: Launch, question: argparse.N
             setattr(out, d, getattr(question, d))
 
 
-def with_launch(problem: Problem, launch: Launch) -> Problem:
-    """The problem with what the files say about software and workload that no flag of the command states."""
+def with_launch(problem: Problem, launch: Launch, stated: Collection[str] = ()) -> Problem:
+    """The problem with what the files say about software and workload that no flag of the command states.
+
+    ``stated``: fields of Software that the command's flags state.
+    """
     from autoparallel_core.spec.workload import InferenceWorkload, TrainingWorkload
 
-    if launch.software:
-        assumed = tuple(a for a in problem.software.assumed if a not in launch.software)
-        problem = evolve(problem, software=evolve(problem.software, **launch.software, assumed=assumed))
+    if said := {k: v for k, v in launch.software.items() if k not in stated}:
+        assumed = tuple(a for a in problem.software.assumed if a not in said)
+        problem = evolve(problem, software=evolve(problem.software, **said, assumed=assumed))
     kind = TrainingWorkload if problem.mode == "training" else InferenceWorkload
     more = {k: v for k, v in launch.workload.items() if k not in (*_FROM_WORKLOAD, "grad_reduce_in_fp32") and hasattr(kind, k)}
     return problem.with_workload(evolve(problem.workload, **more)) if more else problem
@@ -228,6 +232,8 @@ def restated(args: argparse.Namespace, problem: Problem) -> str:
 def _written(dest: str, value: Any) -> str:
     if dest in {"model_path", "cluster", "profile_data"}:
         return str(Path(value).expanduser().resolve())
+    if dest == "software":
+        return written(value)
     return repr(value) if isinstance(value, float) else str(value)
 
 

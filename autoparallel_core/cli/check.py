@@ -52,7 +52,7 @@ def _checked_files(args: argparse.Namespace, host: Host) -> Check:
 
     files = read_files(args.files)
     first = read_launch(files, host, args.engine)
-    problem = with_launch(Question(merged(args, first, stated_question(files), host), host).problem(), first)
+    problem = with_launch(Question(merged(args, first, stated_question(files), host), host).problem(), first, args.software or ())
     launch = read_launch(files, host, first.engine, problem)
     assert launch.strategy is not None, "the host checks that a reader gives a strategy"
     return check(problem, launch.strategy, host, launch=launch, planner=args.planner)

@@ -26,6 +26,8 @@ def export_plan(args: argparse.Namespace, problem: Problem, plan: Plan, host: Ho
     """
     from autoparallel_core.launch.write import write_files
 
+    if problem.mode == "training" and problem.training.task == "lora":
+        raise SpecError(f"{problem.engine.name}: launch files of --task lora are not written; its adapters are set up in code")
     options: dict[str, Any] = {**model_options(args, host), "figures": figures(problem, plan)}
     options["question"] = _question(args, problem)
     if plan.stages:

@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import field, frozen
 
+from autoparallel_core.cli.software import software_settings
 from autoparallel_core.cli.values import BANDWIDTH, FLOPS, MEMORY, number, one_of, quantity, whole
 from autoparallel_core.errors import SpecError
 from autoparallel_core.spec.workload import PRECISIONS
@@ -15,6 +16,7 @@ from autoparallel_core.spec.workload import PRECISIONS
 MODES = ("training", "inference")
 GOALS = ("throughput", "latency", "cost")
 GRANULARITIES = ("stage", "degrees", "layer", "operator")
+TASKS = ("pretrain", "sft", "lora")
 KV_DTYPES = ("bf16", "fp16", "fp8")
 
 
@@ -102,6 +104,14 @@ BOTH_WORKLOADS = (
     Flag("--max-tokens-per-mb", "most tokens in one micro-batch (training) or one engine step (inference)", whole()),
 )
 TRAINING_FLAGS = (
+    Flag("--task", "pretrain (default), sft, or lora (frozen weights)", one_of(*TASKS), "T", modes=TRAINING),
+    Flag(
+        "--software",
+        "what the software does, where it is not the engine's default: tp_overlap=on,recompute_modules=core_attn+mlp",
+        software_settings,
+        "NAME=VALUE,…",
+        modes=TRAINING,
+    ),
     Flag(
         "--batch-size",
         "global batch, in sequences (default: about 4 million tokens)",

@@ -54,8 +54,9 @@ class Question:
         cluster = self.cluster if n_gpus is None else self.resized(n_gpus)
         workload, assumed = self._workload(cluster)
         problem = make_problem(
-            self.arch, cluster, workload, engine=self.engine.name, engine_version=self.args.engine_version, host=self.host
-        )
+            self.arch, cluster, workload, engine=self.engine.name, engine_version=self.args.engine_version,
+            software=self.args.software, host=self.host,
+        )  # fmt: skip
         problem, learnt = self._calibrated(self._data.applied_to(problem))
         assumed += learnt
         return evolve(problem, assumptions=tuple(dict.fromkeys((*self._assumed, *assumed, *problem.assumptions))))
@@ -227,10 +228,13 @@ class Question:
             precision = "bf16" if "bf16" in gpu.peak_flops else "fp16"
             assumed.append(f"--precision {precision}")
         self._check_precision(precision, gpu)
+        if args.task == "lora":
+            assumed.append("the adapters' own memory and time, small beside the frozen weights', are not priced (--task lora)")
         return TrainingWorkload(
             seq_len=seq_len,
             global_batch_size=batch,
             precision=precision,
+            task=args.task or "pretrain",
             max_tokens_per_micro_batch=limit,
             recompute_allowed=not args.no_recompute,
             optimizer_cpu_offload=True if args.optimizer_cpu_offload else None,
