@@ -50,11 +50,16 @@ def folded(rows: Sequence[Mapping[str, float]]) -> tuple[list[str], list[dict[st
 
 def summing(row: Mapping[str, float], total: float) -> list[float]:
     """The amounts rounded to tenths of a gigabyte, in bytes, such that they sum to the rounded total."""
-    tenths = {cause: round(v / 1e8) for cause, v in row.items()}
-    left = round(total / 1e8) - sum(tenths.values())
+    tenths = {cause: _tenths(v) for cause, v in row.items()}
+    left = _tenths(total) - sum(tenths.values())
     largest = sorted(tenths, key=lambda c: -tenths[c])
     for cause in (*(c for c in _ABSORBS if c in tenths), *largest):
         if left and tenths[cause] + left >= 0:
             tenths[cause] += left
             break
     return [n * 1e8 for n in tenths.values()]
+
+
+def _tenths(n_bytes: float) -> int:
+    """Tenths of a gigabyte as they are printed: 0.95 GB, which no binary fraction is, prints as 0.9."""
+    return round(10.0 * round(n_bytes / 1e9, 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from autoparallel_core.report.shares import folded, memory_cells
@@ -14,6 +14,7 @@ ROWS = st.lists(
 )  # fmt: skip
 
 
+@example([{"weights": 950000000.0}])
 @given(ROWS)
 def test_printed_rows_sum_to_their_printed_total(rows):
     totals = [sum(row.values()) for row in rows]
