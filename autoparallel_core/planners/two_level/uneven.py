@@ -41,6 +41,8 @@ COMPARED = 24
 """Plans of the grid that are simulated, to find the best even one."""
 _AWAY = 8
 """Plans with activations in host memory that are ranked at least."""
+FILLING = 0.05
+"""What a plan that fills the memory must gain over one that leaves room: runs of such plans both ran and failed."""
 _NOTHING = 5e-4
 """Gains that print as 0.0%."""
 
@@ -63,6 +65,8 @@ def automatic_search(
 ) -> SearchResult:  # fmt: skip
     """The grid's answer, unless stages of any size are faster by more than a prediction can tell apart, or alone fit.
 
+    A gain of a few percent that only filling the memory buys is not taken, but said.
+
     The result's ``chosen`` says which and why. Raises what :func:`grid_search` raises.
     """
     able, engine = abilities_of(problem), problem.engine.name
@@ -79,6 +83,8 @@ def automatic_search(
     if found.baseline is None:
         return evolve(found, chosen="nothing fits with the usual stages")
     gain = found.plans[0].throughput / found.baseline.throughput - 1
+    if found.plans[0].stages and TIE < gain <= FILLING and not _room(found):
+        return start.as_grid(f"stages of their own size would gain {gain:.1%}, but only by filling the memory")
     if found.plans[0].stages and gain > TIE:
         what = "activations in host memory" if found.plans[0].stages[0].offloaded else "stages of their own size or recompute"
         return evolve(found, chosen=f"{what} gain {gain:.1%} over the best usual ones")
@@ -149,6 +155,15 @@ class _Start:
             assumptions=(*grid.assumptions, *self.able.words, *cutter.words(), _events(problem)),
             baseline=even[0] if even else None,
         )
+
+
+def _room(found: SearchResult) -> bool:
+    """Whether the gain is not bought with the room in memory: a cut that gains leaves some, or the best even plan has none."""
+    assert found.baseline is not None, "asked where an even plan fits"
+    if found.baseline.verdict != "fits":
+        return True
+    least = found.baseline.throughput * (1 + TIE)
+    return any(p.stages and p.verdict == "fits" and p.throughput > least for p in found.plans)
 
 
 def _head_layers(problem: Problem, plan: Plan, host: Host | None) -> float:

@@ -9,7 +9,7 @@ from two_level_problems import FIRST, FREE, PLAIN, SAME, arch, problem
 
 from autoparallel_core.planners.exhaustive import grid_search
 from autoparallel_core.planners.two_level.layouts import usual_plans
-from autoparallel_core.planners.two_level.uneven import automatic_search
+from autoparallel_core.planners.two_level.uneven import automatic_search, uneven_search
 from autoparallel_core.search.explain import explain_strategy
 from autoparallel_core.search.result import SearchResult
 from autoparallel_core.spec.problem import EngineSpec, Problem
@@ -38,6 +38,20 @@ def test_memory_that_binds_by_stage_gets_stages_of_their_own() -> None:
     assert found.chosen.startswith("stages of their own size or recompute gain ")
     assert found.baseline is not None
     assert found.plans[0].throughput > 1.01 * found.baseline.throughput
+
+
+def test_a_small_gain_is_not_bought_with_the_room_in_memory() -> None:
+    """2.4% faster, and full: the even plan that leaves a tenth is the answer; a gain beyond five percent is taken."""
+    space = Space(pp=(4,), zero=(0, 1))
+    p = problem(arch((4096,) * 12, vocab=1000), 8, memory_gb=4.4, batch=64, engine=FIRST)
+    found, full = automatic_search(p, space, (), top=3), uneven_search(p, space, (), top=3)
+    assert full.baseline is not None
+    assert (full.plans[0].verdict, full.baseline.verdict) == ("tight", "fits")
+    assert 1.01 < full.plans[0].throughput / full.baseline.throughput < 1.05
+    assert found.chosen == "stages of their own size would gain 2.4%, but only by filling the memory"
+    assert same_answer(found, grid_search(p, space, (), top=3))
+    wider = problem(arch((4096,) * 12, vocab=4000), 8, memory_gb=4.4, batch=64, engine=FIRST)
+    assert automatic_search(wider, space, (), top=3).plans[0].verdict == "tight"
 
 
 def test_an_engine_that_runs_stages_alike_is_not_asked() -> None:
