@@ -67,6 +67,12 @@ _OVERRIDES: Mapping[str, _Override] = {
 _SI_FROM = 1e9
 """A number from here on is in SI base units: no device has 10⁹ of the units above."""
 _UNIT_UP_TO = 1e6
+_GPU_MEMORY_UP_TO = 4e12
+_DOUBTS: Mapping[str, tuple[float, str]] = {
+    "bw_nvlink": (2.0, "data sheets add both directions"),
+    "bw_ib": (8.0, "a NIC of 400 Gb/s carries 50 GB/s"),
+}
+"""The factor to the preset's figure that a common mistake makes, and what the mistake is."""
 
 
 def override(gpu: Gpu, key: str, value: float) -> tuple[Gpu, str]:
@@ -83,8 +89,24 @@ def override(gpu: Gpu, key: str, value: float) -> tuple[Gpu, str]:
     if _UNIT_UP_TO < value < _SI_FROM:
         raise SpecError(f"{key} of {value:g} is neither a plausible number of {o.shown} nor of SI base units")
     si = float(value) if value >= _SI_FROM else float(value) * o.unit
-    shown = f"{key}={si / o.unit:g} {o.shown}"
+    if key == "gpu_memory_gb" and si > _GPU_MEMORY_UP_TO:
+        raise SpecError(
+            f"{key} of {si / 1e9:,.0f} GB is more than any GPU has; nvidia-smi counts in MiB: {si / 1e9:.0f} MiB would be "
+            f"{si / 1e9 * 2**20 / 1e9:.1f} GB"
+        )
+    shown = f"{key}={si / o.unit:g} {o.shown}{_doubt(gpu, key, si)}"
     if key in ("gpu_memory_gb", "host_memory_gb"):
         shown += f" ({si / 2**30:.4g} GiB)"
     changed = o.apply(gpu, si)
     return evolve(changed, sources={**changed.sources, o.figure: "given by the user"}), shown
+
+
+def _doubt(gpu: Gpu, key: str, si: float) -> str:
+    """A remark where a link is given at just the multiple of the preset's that a common mistake makes; else nothing."""
+    if key not in _DOUBTS:
+        return ""
+    factor, mistake = _DOUBTS[key]
+    preset = gpu.scale_up_bytes_per_s if key == "bw_nvlink" else gpu.nic_bytes_per_s
+    if abs(si / preset - factor) > 0.05 * factor:
+        return ""
+    return f" ({factor:g} times the preset's {preset / 1e9:g}: {mistake})"

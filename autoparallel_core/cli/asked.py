@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
 _FROM_WORKLOAD = {
     "seq_len": "max_length", "global_batch_size": "batch_size", "precision": "precision", "max_model_len": "max_length",
     "max_num_seqs": "max_num_seqs", "max_num_batched_tokens": "max_tokens_per_mb", "memory_fraction": "memory_fraction",
-    "kv_dtype": "kv_dtype",
+    "kv_dtype": "kv_dtype", "task": "task",
 }  # fmt: skip
 _MODEL_DESTS = tuple(f.dest for f in (*MODEL, *MANUAL))
 _CLUSTER_DESTS = tuple(f.dest for f in CLUSTER)
 _NOT_RESTATED = ("planner",)
+_CONFIGURATION = re.compile(r"[\w./-]*\w\.(?:ya?ml|json|toml)\b")
 
 
 def read_files(paths: Iterable[str]) -> dict[str, str]:
@@ -73,12 +75,21 @@ def read_launch(files: Mapping[str, str], host: Host, engine: str | None, proble
         what = f"a launch of {engine}" if engine else "a launch of an installed engine"
         engines = ", ".join(host.engines())
         hint = "" if engine else f" (engines: {engines}; --engine NAME tells which one to look for)"
-        raise SpecError(f"no {what.removeprefix('a ')} was found in {names}{hint}")
+        raise SpecError(f"no {what.removeprefix('a ')} was found in {names}{hint}{_named_beside(files)}")
     if len(found) > 1:
         claims = " and ".join(launch.engine for _, launch in found)
         raise SpecError(f"{names}: read as launches of {claims}; say which with --engine")
     launch: Launch = found[0][1]
     return launch
+
+
+def _named_beside(files: Mapping[str, str]) -> str:
+    """A sentence on the configuration files that the texts name and nobody gave; empty where there are none."""
+    given = {Path(name).name for name in files}
+    named = (found for text in files.values() for found in _CONFIGURATION.findall(text))
+    missing = [n for n in dict.fromkeys(named) if Path(n).name not in given]
+    them = "it" if len(missing) == 1 else "them"
+    return f"; named there and not given: {', '.join(missing)} (give {them}, too)" if missing else ""
 
 
 def stated_question(files: Mapping[str, str]) -> argparse.Namespace:

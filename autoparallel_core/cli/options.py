@@ -251,8 +251,9 @@ class Question:
         if args.max_length is not None and args.max_length < isl + osl:
             raise SpecError(f"--max-length {args.max_length} is below --isl {isl} + --osl {osl}; give at least {isl + osl}")
         positions = self.arch.longest_context
-        if positions and isl + osl > positions:
-            assumed.append(f"requests of {isl + osl:,} tokens, longer than the {positions:,} positions that the config states")
+        longest = max(isl + osl, args.max_length or 0)
+        if positions and longest > positions:
+            assumed.append(f"requests of {longest:,} tokens, longer than the {positions:,} positions that the config states")
         if args.precision:
             self._check_precision(args.precision, cluster.gpu)
         workload = InferenceWorkload(

@@ -26,10 +26,12 @@ TABLE: tuple[Option, ...] = (
         "str", "--model_name_or_path|--model-name-or-path|--model_id|--model|--base_model|--pretrained_model_name_or_path=model",
         "--fsdp", "--fsdp_config", "--recompute",
         "--fsdp_transformer_layer_cls_to_wrap", "--attn_implementation=attention",
+        "--finetuning_type|--train_type|--tuner_type=tuner",
     ),
-    *options("on", "--use_lora|--lora=lora", "--no_sequence_parallel"),
+    *options("on", "--no_sequence_parallel"),
 )  # fmt: skip
-_SWITCHES = ("--gradient_checkpointing", "--gradient-checkpointing", "--bf16", "--fp16", "--tf32")
+_ADAPTERS = ("--use_peft", "--use_lora", "--lora")
+_SWITCHES = ("--gradient_checkpointing", "--gradient-checkpointing", "--bf16", "--fp16", "--tf32", *_ADAPTERS)
 """Given alone or with ``True`` or ``False``."""
 PER_NODE = ("machine-rank", "node-rank", "local-rank", "main-process-ip", "main-process-port", "master-addr", "master-port")
 
@@ -51,6 +53,12 @@ def trainer_arguments(words: Sequence[str], program: str, *more: str) -> Parsed:
     kept = [w for w in words if w.split("=", 1)[0] not in _SWITCHES]
     parsed = parse(kept, (*TABLE, *options("str", *more)), program=program)
     return Parsed({**parsed.values, **switches(words)}, (), parsed.unset)
+
+
+def task_of(arguments: Parsed) -> str | None:
+    """``lora`` where the script trains adapters beside frozen weights; None: it does not say."""
+    switched = any(arguments.get(name.lstrip("-")) for name in _ADAPTERS)
+    return "lora" if switched or arguments.get("tuner") == "lora" else None
 
 
 def script_of(words: Sequence[str]) -> int | None:

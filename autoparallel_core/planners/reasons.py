@@ -23,6 +23,10 @@ ONCE_PER_STEP = ("bubble", "dp_comm", "optimizer")
 ENOUGH = 4
 """Micro-batches per pipeline stage from which a batch is no longer small."""
 WORTH_NAMING = 0.02
+SELDOM = 10
+"""Decode steps between two looks at new requests from which the wait for one is worth a note,"""
+MUCH_OF_TTFT = 0.4
+"""where it makes up this share of the time to first token."""
 MUCH, SOME = 0.25, 0.1
 """Shares of the step: a bubble above the first is a small batch; so are few micro-batches with such causes above the second."""
 
@@ -111,10 +115,46 @@ def memory(problem: Problem, plan: Plan) -> str:
     )
 
 
-def notes(problem: Problem, plan: Plan) -> list[str]:
-    """What to know about a plan before running it: a version nobody looked at, idle GPUs, a batch too small for the cluster."""
+def notes(problem: Problem, plan: Plan, ranked: Sequence[Plan] = ()) -> list[str]:
+    """What to know about a plan before running it: a version nobody looked at, idle GPUs, a batch too small for the cluster,
+    hardly any memory left. ``ranked``: the answer that the plan leads, which may hold one with room.
+    """
     version = unknown_version(problem.engine, problem.engine_version)
-    return [note for note in (version, idle(problem, plan), small_batch(plan)) if note]
+    found = (version, idle(problem, plan), small_batch(plan), no_room(plan, ranked), seldom_looked(problem, plan))
+    return [note for note in found if note]
+
+
+def seldom_looked(problem: Problem, plan: Plan) -> str:
+    """That the first token waits mostly for the engine to look at new requests, as the runs behind its constant did."""
+    f, constant = plan.serving, problem.constants.get("serving_ttft_steps")
+    if f is None or constant is None or constant.value < SELDOM:
+        return ""
+    steps = min(constant.value, problem.inference.osl - 1)
+    step_s = f.tpot_s - plan.cost.seconds.get("prefill_interference", 0.0)
+    together = max(f.batch_per_instance, 1.0)
+    waited = (together - 1) / together * steps * step_s * problem.inference.accepted_length
+    if waited < MUCH_OF_TTFT * f.ttft_s:
+        return ""
+    return (
+        f"{waited / f.ttft_s:.0%} of TTFT are {constant.value:g} {constant.meaning}; where the engine looks more often, the "
+        "first token comes sooner and more requests keep a limit on it. Prefill pools are priced without this wait"
+    )
+
+
+def no_room(plan: Plan, ranked: Sequence[Plan]) -> str:
+    """That a training plan which leads an answer is tight, and the best below it that is not; else nothing."""
+    if plan.training is None or plan.verdict != "tight" or not ranked:
+        return ""
+    m = plan.memory
+    free = f"{_gb(m.margin_bytes)} of {_gb(m.capacity_bytes)}"
+    text = f"#1 is tight ({free} stay free): measured runs of such plans both ran and failed"
+    i = next((i for i, p in enumerate(ranked) if p.verdict == "fits"), None)
+    if i is None:
+        return f"{text}; none shown here leaves a tenth free (--top shows more)"
+    other = ranked[i]
+    slower = 1 - other.throughput / plan.throughput
+    pace = "is as fast (within 1%)" if slower <= TIE else f"is {slower:.1%} slower"
+    return f"{text}; #{i + 1} {other.notation} leaves {_gb(other.memory.margin_bytes)} and {pace}"
 
 
 def idle(problem: Problem, plan: Plan) -> str:
@@ -220,4 +260,4 @@ def _seconds(s: float) -> str:
 
 
 def _gb(n_bytes: float) -> str:
-    return f"{n_bytes / 1e9:.1f} GB"
+    return f"{n_bytes / 1e9:,.1f} GB"

@@ -97,7 +97,7 @@ def print_answer(
     problem = result.problem
     extra = [("Search", search_line(result)), *chosen_lines(result)] + ([("Nodes", min_nodes)] if min_nodes else [])
     plans = [p for p in result.plans if p.verdict != "does not fit"]
-    about = [*(warning(plans[0], outlook.usable) if outlook else ()), *notes(problem, plans[0])]
+    about = [*(warning(plans[0], outlook.usable) if outlook else ()), *notes(problem, plans[0], plans)]
     print_header(console, problem, parameters, assumptions=assumptions_of(result), extra=extra, notes=about, plans=plans)
     heading(console, _title(problem, len(plans)))
     print_bands(console, columns_of(problem, plans))

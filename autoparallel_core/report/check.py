@@ -114,9 +114,13 @@ def _print_instead(console: Console, result: Check) -> None:
 def change_line(change: Change) -> str:
     """``tp4 pp2 dp1: fits, 1,234 tokens/s per GPU``."""
     plan = change.plan
-    speed = f", {fmt.significant(plan.throughput, 4)} tokens/s per GPU" if plan.verdict != "does not fit" else ""
+    speed = f", {_speed(plan)}" if plan.verdict != "does not fit" else ""
     how = f" ({change.words})" if change.words else ""
-    return f"{plan.strategy}{how}: {plan.verdict}{speed}"
+    return f"{plan.notation}{how}: {plan.verdict}{speed}"
+
+
+def _speed(plan: Plan) -> str:
+    return f"{fmt.significant(plan.throughput, 4)} {'output ' if plan.serving else ''}tokens/s per GPU"
 
 
 def _print_best(console: Console, result: Check) -> None:
@@ -124,8 +128,8 @@ def _print_best(console: Console, result: Check) -> None:
     if best is None:
         heading(console, "Best found: nothing fits this question")
         return
-    heading(console, f"Best found: {best.strategy}")
-    put(console, f"{fmt.significant(best.throughput, 4)} tokens/s per GPU, {best.verdict}.")
+    heading(console, f"Best found: {best.notation}")
+    put(console, f"{_speed(best)}, {best.verdict}.")
     if share is not None:
         put(console, distance_sentence(share))
 

@@ -167,7 +167,7 @@ def result_document(
             "status": "ok" if fitting or pools.get("deployments") else "nothing fits",
             **problem_document(result.problem, model),
             "assumptions": list(dict.fromkeys((*result.problem.assumptions, *result.assumptions))),
-            "notes": [*more.pop("warnings"), *(notes(result.problem, fitting[0]) if fitting else [])],
+            "notes": [*more.pop("warnings"), *(notes(result.problem, fitting[0], fitting) if fitting else [])],
             "search": {
                 "planner": result.planner,
                 "chosen": result.chosen or None,

@@ -56,8 +56,8 @@ def workload_line(workload: Workload) -> str:
     """Batch, lengths and precision in one sentence."""
     if isinstance(workload, TrainingWorkload):
         text = (
-            f"{workload.global_batch_size:,} sequences × {workload.seq_len:,} tokens = {workload.tokens_per_step:,} tokens "
-            f"per step · {workload.precision} · {workload.task}"
+            f"{fmt.plural(workload.global_batch_size, 'sequence')} × {workload.seq_len:,} tokens = {workload.tokens_per_step:,} "
+            f"tokens per step · {workload.precision} · {workload.task}"
         )
         limits = [
             f"at most {workload.max_tokens_per_micro_batch:,} tokens per micro-batch"

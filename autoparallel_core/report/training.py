@@ -101,7 +101,11 @@ def training_columns(problem: Problem, plans: Sequence[Plan], *, ranked: bool = 
         Column("MFU", [fmt.percent(f.mfu) for f in figures]),
         *total_columns(plans),
         Column("tokens/GPU\n/µbatch", tokens, starts=True, words="{} tokens per GPU and micro-batch"),
-        Column("µbatches", [f"{f.micro_batches:,}" for f in figures], words="{} micro-batches"),
+        Column(
+            "µbatches",
+            [f"{f.micro_batches:,}" for f in figures],
+            words="{} micro-batch" if all(f.micro_batches == 1 for f in figures) else "{} micro-batches",
+        ),
         Column("layers/stage", [layers_by_stage(p) for p in plans], right=False, words="layers per stage {}"),
         *expert_columns(problem, plans),
         *memory_columns(plans),

@@ -93,7 +93,7 @@ def _longest_request(evaluation: Evaluation, i: int, together: float) -> int | N
 def _notes(problem: Problem, s: Mapping[str, float], running: float) -> tuple[str, ...]:
     """What to know about the figures, in sentences."""
     work, out = problem.inference, list[str]()
-    longest, asked = problem.arch.longest_context, work.context_tokens
+    longest, asked = problem.arch.longest_context, max(work.context_tokens, work.max_model_len or 0)
     if longest is not None and asked > longest:
         out.append(
             f"requests of {asked:,} tokens pass the {longest:,} positions that the model's config allows: "

@@ -137,6 +137,19 @@ def test_a_number_in_si_units_is_taken_as_such(key, flag, si):
     assert build_cluster(toy(), 8, overrides={key: flag}) == build_cluster(toy(), 8, overrides={key: si})
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("bw_nvlink", 400, "(2 times the preset's 200: data sheets add both directions)"),
+        ("bw_ib", 200, "(8 times the preset's 25: a NIC of 400 Gb/s carries 50 GB/s)"),
+        ("bw_ib", 50, "=50 GB/s per GPU and direction"),
+    ],
+)
+def test_the_multiples_of_common_mistakes_are_doubted(key, value, says):
+    (shown,) = build_cluster(toy(), 8, overrides={key: value}).overrides
+    assert shown.endswith(says)
+
+
 def test_none_is_no_override():
     assert build_cluster(toy(), 8, overrides={"bw_ib": None}).overrides == ()
 
@@ -180,6 +193,7 @@ def test_counts_refused(n, per_node, sentence):
         ({"bw_ib": 0}, "bw_ib must be greater than 0 GB/s per GPU and direction, not 0"),
         ({"bw_ib": float("nan")}, "greater than 0"),
         ({"bw_ib": "50"}, "greater than 0"),
+        ({"gpu_memory_gb": 81559}, "81,559 GB is more than any GPU has; nvidia-smi counts in MiB: 81559 MiB would be 85.5 GB"),
         ({"gpu_memory_gb": 5e7}, "neither a plausible number of GB nor of SI"),
     ],
 )

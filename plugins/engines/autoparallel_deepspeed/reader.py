@@ -17,6 +17,7 @@ from autoparallel_core.launch.trainer_flags import (
     launcher_options,
     named_document,
     script_of,
+    task_of,
     trainer_arguments,
     whole_or_none,
 )
@@ -126,7 +127,7 @@ def _settings(sources: Sources) -> Settings | None:
 
 def _arguments(words: Sequence[str]) -> Parsed:
     """The script's flags; Megatron-DeepSpeed's ``--deepspeed`` is a switch beside the file's own flag."""
-    kept = [w for w, after in zip(words, [*words[1:], "--"], strict=True) if w != "--deepspeed" or not after.startswith("-")]
+    kept = [w for w, after in zip(words, [*words, "--"][1:], strict=True) if w != "--deepspeed" or not after.startswith("-")]
     parsed = trainer_arguments(kept, "the training script", CONFIG_FLAG)
     own = parse([_dashed(w) for w in kept], OWN_LAYERS, program="the training script")
     return Parsed({**{k: v for k, v in own.values.items() if k in OWN}, **parsed.values}, (), parsed.unset)
@@ -193,7 +194,9 @@ def _launch(s: Settings, problem: Problem | None) -> Launch:
         n_gpus=total,
         gpus_per_node=s.machines.gpus_per_node,
         model=s.arguments.get("model"),
-        workload=said(seq_len=s.arguments.get("seq"), global_batch_size=batch, precision=_precision(s)),
+        workload=said(
+            seq_len=s.arguments.get("seq"), global_batch_size=batch, precision=_precision(s), task=task_of(s.arguments)
+        ),
         software=_software(s),
         refusals=() if problem is None else tuple(refusals(s, problem)),
         notes=tuple(_notes(s)),

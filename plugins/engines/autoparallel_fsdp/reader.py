@@ -17,6 +17,7 @@ from autoparallel_core.launch.trainer_flags import (
     launcher_options,
     named_document,
     script_of,
+    task_of,
     trainer_arguments,
     whole_or_none,
 )
@@ -154,7 +155,7 @@ def _launch(s: Settings, problem: Problem | None) -> Launch:
             seq_len=a.get("seq"),
             global_batch_size=gbs,
             precision={"no": "fp32"}.get(str(precision), precision),
-            task="lora" if a.get("lora") else None,
+            task=task_of(a),
         ),
         software=_software(s),
         loading_host_bytes=0.0 if problem is None or loads_once(s) is not False else whole_copies_bytes(problem),

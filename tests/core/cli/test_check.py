@@ -121,6 +121,11 @@ def test_files_that_cannot_be_judged(refused, launch, text, says):
     assert says in refused("check", launch(text))
 
 
+def test_a_configuration_that_is_named_and_not_given_is_asked_for(refused, launch):
+    path = launch("accelerate launch --config_file conf/acc.yaml train.py\n")
+    assert "named there and not given: conf/acc.yaml (give it, too)" in refused("check", path)
+
+
 def test_the_model_may_be_missing(refused, launch):
     assert "give --model-path or --model" in refused("check", launch(SCRIPT.format(tp=2, pp=2)))
 

@@ -251,6 +251,8 @@ def test_settings_of_experts_are_assumed_for_models_with_experts_only(model):
 def test_longer_than_the_models_positions_is_said(model):
     p = problem("--model-path", model(), "--max-length", "16384")
     assert any("longer than the 8,192 positions" in a for a in p.assumptions)
+    serving = problem("--mode", "inference", "--model-path", model(), "--max-length", "16384")
+    assert any("requests of 16,384 tokens, longer than the 8,192" in a for a in serving.assumptions)
 
 
 def test_a_short_model_lowers_the_default_length(model):

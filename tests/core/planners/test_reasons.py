@@ -5,8 +5,9 @@ from typing import Any
 from attrs import evolve
 from problem_builders import dense, inference, training
 
-from autoparallel_core.planners.reasons import exposed, idle, memory, next_best, small_batch, with_reasons
+from autoparallel_core.planners.reasons import exposed, idle, memory, next_best, no_room, notes, small_batch, with_reasons
 from autoparallel_core.search.result import CostBreakdown, MemoryBreakdown, Plan, ServingFigures, StageMemory, TrainingFigures
+from autoparallel_core.spec.problem import Constant
 from autoparallel_core.spec.strategy import parse_strategy
 
 ARCH = dense(8, 1024, 16, 4, 4096, 32000)
@@ -42,7 +43,7 @@ def test_memory_of_the_deciding_stage() -> None:
     over = plan("tp8 pp2 dp4", 1.0, {"gemm": 1.0}, reserved=90e9, host=3e12)
     assert memory(PROBLEM, over) == (
         "memory on stage 0 needs 90.0 GB of 80.0 GB, 10.0 GB too much: optimizer state (30.0 GB) and activations (20.0 GB); "
-        "the host needs 3000.0 GB of 2000.0 GB per node"
+        "the host needs 3,000.0 GB of 2,000.0 GB per node"
     )
 
 
@@ -101,6 +102,30 @@ def test_a_batch_that_is_large_enough_is_not_mentioned() -> None:
     assert not small_batch(steps("tp8 pp4 dp2 mbs2", 8, {"gemm": 9.5, "bubble": 0.5})), "interleaved: hardly a bubble"
     uneven = small_batch(steps("tp8 pp4 dp2 mbs2", 64, {"gemm": 7.0, "bubble": 3.0}))
     assert "more sequences per step would spread" in uneven
+
+
+def test_a_tight_best_names_the_best_with_room() -> None:
+    brim = evolve(plan("tp2 pp4 dp8", 1000.0, {"gemm": 6.0}, reserved=79e9), verdict="tight")
+    assert no_room(brim, [brim, FIRST, SECOND]) == (
+        "#1 is tight (1.0 GB of 80.0 GB stay free): measured runs of such plans both ran and failed; "
+        "#2 tp8 pp2 dp4 mbs1 leaves 10.0 GB and is as fast (within 1%)"
+    )
+    assert no_room(brim, [brim, SECOND]).endswith("#2 tp4 pp4 dp4 mbs1 leaves 10.0 GB and is 20.0% slower")
+    assert "none shown here" in no_room(brim, [brim])
+    assert not no_room(FIRST, [FIRST, SECOND])
+    assert not no_room(brim, [])
+
+
+def test_a_long_wait_for_the_scheduler_is_said() -> None:
+    """8 together, 20 ms a step: 7/8 of 31 steps are 543 ms of the 1 s."""
+    question = inference(ARCH, 8)
+    often, rare = (Constant(n, "decode steps until it is looked at", "toy") for n in (3.0, 31.0))
+    found = served("tp8 pp1 dp1", 100.0, 1.0, 0.02)
+    assert found.serving is not None
+    full = evolve(found, serving=evolve(found.serving, batch_per_instance=8.0))
+    seldom, soon = (evolve(question, constants={"serving_ttft_steps": c}) for c in (rare, often))
+    assert any(note.startswith("54% of TTFT are 31 decode steps until") for note in notes(seldom, full))
+    assert not any("decode steps" in note for note in (*notes(soon, full), *notes(seldom, found)))
 
 
 def test_idle_gpus_are_counted() -> None:

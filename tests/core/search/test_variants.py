@@ -38,5 +38,14 @@ def test_a_tight_one_stands_when_nothing_alike_leaves_room():
     assert fold(ranked, 5) == [evolve(ranked[0], variants=(ranked[1].strategy,))]
 
 
+def test_recomputation_that_frees_nothing_is_left_out():
+    first, selective = plan("tp2 pp2 dp2 mbs1", 10.0), plan("tp2 pp2 dp2 mbs1 recompute=selective", 9.5)
+    assert fold([first, selective], 5) == [first]
+    stage = StageMemory(0, 8, {"weights": 0.9e9})
+    leaner = evolve(selective, memory=MemoryBreakdown((stage,), 80e9, 1.9e9))
+    assert fold([first, leaner], 5) == [first, leaner]
+    assert len(fold([selective, first], 5)) == 2, "what recomputes less is no worse for it"
+
+
 def test_no_more_than_asked():
     assert len(fold([plan(f"tp1 pp1 dp{n} mbs1", 10.0) for n in (1, 2, 4, 8)], 2)) == 2

@@ -56,6 +56,12 @@ def test_auto_values_come_from_the_scripts_flags(checker: Checker) -> None:
     assert found.document["workload"]["global_batch_size"] == 4 * 2 * 16
 
 
+def test_adapters(checker: Checker) -> None:
+    found = checker(files(f"{RUN} --use_lora true"), *H100, model="llama-8b").document
+    assert found["workload"]["task"] == "lora"
+    assert any("adapters' own memory" in a for a in found["assumptions"])
+
+
 def test_accelerate_states_the_same(checker: Checker) -> None:
     text = """\
 distributed_type: DEEPSPEED

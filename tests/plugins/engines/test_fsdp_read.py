@@ -90,6 +90,24 @@ def test_flags(checker: Checker, command: str, strategy: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "task"),
+    [
+        ("--use_peft --lora_r 16", "lora"),
+        ("--use_lora True", "lora"),
+        ("--finetuning_type lora", "lora"),
+        ("--use_peft False", "pretrain"),
+        ("--finetuning_type full", "pretrain"),
+    ],
+)
+def test_adapters(checker: Checker, flags: str, task: str) -> None:
+    """Frozen weights have neither gradients nor optimizer state."""
+    found = checker({"acc.yaml": YAML, "go.sh": f"{RUN} {flags}"}, *H100, model="llama-8b").document
+    assert found["workload"]["task"] == task
+    held = found["plan"]["memory"]["stages"][0]["bytes"]
+    assert (held.get("optimizer", 0.0) == 0.0) == (task == "lora")
+
+
+@pytest.mark.parametrize(
     ("change", "rule"),
     [
         (("tp_size: 2", "tp_size: 4"), "parallelism = processes"),
