@@ -91,7 +91,7 @@ def override(gpu: Gpu, key: str, value: float) -> tuple[Gpu, str]:
     si = float(value) if value >= _SI_FROM else float(value) * o.unit
     if key == "gpu_memory_gb" and si > _GPU_MEMORY_UP_TO:
         raise SpecError(
-            f"{key} of {si / 1e9:,.0f} GB is more than any GPU has; nvidia-smi counts in MiB: {si / 1e9:.0f} MiB would be "
+            f"{key} of {si / 1e9:,.0f} GB is more than any GPU has; drivers count in MiB: {si / 1e9:.0f} MiB would be "
             f"{si / 1e9 * 2**20 / 1e9:.1f} GB"
         )
     shown = f"{key}={si / o.unit:g} {o.shown}{_doubt(gpu, key, si)}"

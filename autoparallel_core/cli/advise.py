@@ -11,7 +11,7 @@ from autoparallel_core.cli.flags import add_problem_flags
 from autoparallel_core.cli.hosting import host_of, print_warnings
 from autoparallel_core.cli.pools import add_pool_flags, wanted
 from autoparallel_core.cli.values import whole
-from autoparallel_core.errors import Infeasible
+from autoparallel_core.errors import Infeasible, SpecError
 
 if TYPE_CHECKING:
     from autoparallel_core.cli.options import Question
@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     from autoparallel_core.cli.shortfall import Shortfall, look_for_nodes, look_further
     from autoparallel_core.search.api import search
 
+    if args.export_plan is not None and args.export is None:
+        raise SpecError("--export-plan says which strategy's files to write: give --export DIR, too")
     host = host_of(args)
     question = Question(args, host)
     wanted(args, question.mode)

@@ -98,7 +98,7 @@ def training_columns(problem: Problem, plans: Sequence[Plan], *, ranked: bool = 
         ),
         Column("step", [fmt.seconds(f.step_s) for f in figures], words="step {}"),
         verdict_column(plans),
-        Column("MFU", [fmt.percent(f.mfu) for f in figures]),
+        _mfu_column(problem, figures),
         *total_columns(plans),
         Column("tokens/GPU\n/µbatch", tokens, starts=True, words="{} tokens per GPU and micro-batch"),
         Column(
@@ -110,3 +110,12 @@ def training_columns(problem: Problem, plans: Sequence[Plan], *, ranked: bool = 
         *expert_columns(problem, plans),
         *memory_columns(plans),
     ]
+
+
+def _mfu_column(problem: Problem, figures: Sequence[TrainingFigures]) -> Column:
+    """MFU; where products run below 16 bit, under the name of the peak that it is a share of: that of 16 bit."""
+    cells = [fmt.percent(f.mfu) for f in figures]
+    if problem.training.precision in ("bf16", "fp16", "fp32"):
+        return Column("MFU", cells)
+    wide = problem.cluster.gpu.wide_dtype
+    return Column(f"MFU of\n{wide} peak", cells, words=f"MFU {{}} of the {wide} peak")

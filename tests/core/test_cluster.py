@@ -193,7 +193,7 @@ def test_counts_refused(n, per_node, sentence):
         ({"bw_ib": 0}, "bw_ib must be greater than 0 GB/s per GPU and direction, not 0"),
         ({"bw_ib": float("nan")}, "greater than 0"),
         ({"bw_ib": "50"}, "greater than 0"),
-        ({"gpu_memory_gb": 81559}, "81,559 GB is more than any GPU has; nvidia-smi counts in MiB: 81559 MiB would be 85.5 GB"),
+        ({"gpu_memory_gb": 81559}, "81,559 GB is more than any GPU has; drivers count in MiB: 81559 MiB would be 85.5 GB"),
         ({"gpu_memory_gb": 5e7}, "neither a plausible number of GB nor of SI"),
     ],
 )

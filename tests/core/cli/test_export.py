@@ -59,6 +59,7 @@ def test_refusals(refused, cli, question, tmp_path):
     few = ("--model", "Llama-3.2-1B", "--gpu-type", "H100", "--n-gpus", "1", "--batch-size", "2", "--no-recompute")
     assert "only" in refused("export", *few, "--plan", "999", "--out", str(tmp_path / "n"))
     assert "holds 1 strategies" in cli(*question, "--top", "1", "--export", str(tmp_path / "z"), "--export-plan", "3").err
+    assert "give --export DIR, too" in refused(*question, "--export-plan", "3")
 
 
 def test_a_plan_that_does_not_fit_is_written_with_a_warning(cli, model, tmp_path):

@@ -212,6 +212,16 @@ def test_the_columns_of_memory_sum_to_the_peak(console_at):
     assert sum(figures) == pytest.approx(60.0)
 
 
+def test_mfu_names_its_peak_below_16_bit(console_at):
+    found = result(n=1)
+    low = evolve(found, problem=found.problem.with_workload(evolve(found.problem.workload, precision="fp8")))
+    for answer, title in ((found, "MFU"), (low, "MFU of bf16 peak")):
+        console, out = console_at(100)
+        print_answer(console, answer, PARAMETERS)
+        head = out.getvalue().split("Best")[1].splitlines()
+        assert ("bf16 peak" in words(" ".join(head[1:3]))) == (title != "MFU")
+
+
 def test_host_memory_is_in_the_header_when_a_plan_uses_it(console_at):
     console, out = console_at(100)
     plan = training_plan()
