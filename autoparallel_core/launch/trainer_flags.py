@@ -5,7 +5,7 @@ Scripts differ; these are the spellings of its ``TrainingArguments`` and of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autoparallel_core.launch.flags import Option, Parsed, options, parse
@@ -31,7 +31,8 @@ TABLE: tuple[Option, ...] = (
     *options("on", "--no_sequence_parallel"),
 )  # fmt: skip
 _ADAPTERS = ("--use_peft", "--use_lora", "--lora")
-_SWITCHES = ("--gradient_checkpointing", "--gradient-checkpointing", "--bf16", "--fp16", "--tf32", *_ADAPTERS)
+_QUANTISED = ("--load_in_4bit", "--load_in_8bit", "--use_4bit_quantization", "--use_8bit_quantization")
+_SWITCHES = ("--gradient_checkpointing", "--gradient-checkpointing", "--bf16", "--fp16", "--tf32", *_ADAPTERS, *_QUANTISED)
 """Given alone or with ``True`` or ``False``."""
 PER_NODE = ("machine-rank", "node-rank", "local-rank", "main-process-ip", "main-process-port", "master-addr", "master-port")
 
@@ -59,6 +60,13 @@ def task_of(arguments: Parsed) -> str | None:
     """``lora`` where the script trains adapters beside frozen weights; None: it does not say."""
     switched = any(arguments.get(name.lstrip("-")) for name in _ADAPTERS)
     return "lora" if switched or arguments.get("tuner") == "lora" else None
+
+
+def quantised_weights(arguments: Parsed) -> Iterator[str]:
+    """That frozen weights are held in 4 or 8 bit, which no training price here knows."""
+    for name in _QUANTISED:
+        if arguments.get(name.lstrip("-")):
+            yield f"{name} holds the frozen weights in fewer bits and unpacks them for every product; they are priced in 16 bit"
 
 
 def script_of(words: Sequence[str]) -> int | None:

@@ -16,6 +16,7 @@ from autoparallel_core.launch.trainer_flags import (
     PER_NODE,
     launcher_options,
     named_document,
+    quantised_weights,
     script_of,
     task_of,
     trainer_arguments,
@@ -301,6 +302,7 @@ def _notes(s: Settings) -> Iterator[str]:
 
 
 def _unmodelled(s: Settings) -> Iterator[str]:
+    yield from quantised_weights(s.arguments)
     if _device(s.zero.get("offload_param")):
         yield "offload_param keeps parameters in host memory, which is not modelled (optimizer offload is)"
     for what in ("optimizer", "param"):

@@ -16,6 +16,7 @@ from autoparallel_core.launch.trainer_flags import (
     PER_NODE,
     launcher_options,
     named_document,
+    quantised_weights,
     script_of,
     task_of,
     trainer_arguments,
@@ -290,6 +291,7 @@ def _notes(s: Settings, problem: Problem | None) -> Iterator[str]:
 
 
 def _unmodelled(s: Settings) -> Iterator[str]:
+    yield from quantised_weights(s.arguments)
     if s.flag("fsdp_offload_params") or "offload" in s.trainer_fsdp:
         yield "offloading moves parameters and gradients to the host with the optimizer; the prediction counts the optimizer only"
     if str(s.arguments.get("attention", "")) == "eager":

@@ -57,9 +57,10 @@ def test_auto_values_come_from_the_scripts_flags(checker: Checker) -> None:
 
 
 def test_adapters(checker: Checker) -> None:
-    found = checker(files(f"{RUN} --use_lora true"), *H100, model="llama-8b").document
+    found = checker(files(f"{RUN} --use_lora true --load_in_4bit True --load_in_8bit False"), *H100, model="llama-8b").document
     assert found["workload"]["task"] == "lora"
     assert any("adapters' own memory" in a for a in found["assumptions"])
+    assert [s.split()[0] for s in found["launch"]["unmodelled"]] == ["--load_in_4bit"]
 
 
 def test_accelerate_states_the_same(checker: Checker) -> None:
