@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -22,17 +24,44 @@ class Collectives:
         self.sizes = tuple(int(mesh.size(m)) for m in range(mesh.ndim))
         self._groups = [mesh.get_group(m).group_name for m in range(mesh.ndim)]
 
-    def all_gather(self, x: Tensor, m: int, source: int, _target: int) -> Tensor:
+    def all_gather(self, x: Any, m: int, source: Any, _target: Any) -> Any:
+        if isinstance(x, list):
+            return self._gather_bucket(x, m, source)
         out = _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), self.sizes[m], self._groups[m]))
         return out if source == 0 else torch.cat(out.chunk(self.sizes[m], 0), source)
 
-    def all_reduce(self, x: Tensor, m: int, source: int, _target: int) -> Tensor:
+    def all_reduce(self, x: Any, m: int, source: Any, _target: Any) -> Any:
+        if isinstance(x, list):
+            flat = self.all_reduce(torch.cat([t.reshape(-1) for t in x]), m, source[0], source[0])
+            return [part.view(t.shape) for part, t in zip(flat.split([t.numel() for t in x]), x, strict=True)]
         return _ops.wait_tensor(_ops.all_reduce(x.contiguous(), _OPS[source], self._groups[m]))  # type: ignore[no-any-return]
 
-    def reduce_scatter(self, x: Tensor, m: int, source: int, target: int) -> Tensor:
+    def reduce_scatter(self, x: Any, m: int, source: Any, target: Any) -> Any:
         n = self.sizes[m]
+        if isinstance(x, list):
+            return self._scatter_bucket(x, m, source[0], target)
         given = x.contiguous() if target == 0 else torch.cat(x.chunk(n, target), 0)
         return _ops.wait_tensor(_ops.reduce_scatter_tensor(given, _OPS[source], n, self._groups[m]))  # type: ignore[no-any-return]
+
+    def _gather_bucket(self, x: list[Tensor], m: int, dims: Sequence[int]) -> list[Tensor]:
+        """[this rank's pieces behind each other] → [ranks, pieces] → every tensor whole along its dimension."""
+        n = self.sizes[m]
+        given = torch.cat([t.reshape(-1) for t in x])
+        flat = _ops.wait_tensor(_ops.all_gather_into_tensor(given, n, self._groups[m])).view(n, -1)
+        parts = flat.split([t.numel() for t in x], 1)
+        return [
+            p.view(n, *t.shape).movedim(0, d).reshape(*t.shape[:d], n * t.shape[d], *t.shape[d + 1 :])
+            for p, t, d in zip(parts, x, dims, strict=True)
+        ]
+
+    def _scatter_bucket(self, x: list[Tensor], m: int, source: int, dims: Sequence[int]) -> list[Tensor]:
+        """Every tensor's pieces, [ranks, pieces] → the sum of this rank's pieces, behind each other → one by one."""
+        n = self.sizes[m]
+        pieces = [t.unflatten(d, (n, -1)).movedim(d, 0) for t, d in zip(x, dims, strict=True)]
+        given = torch.cat([p.reshape(n, -1) for p in pieces], 1).view(-1)
+        flat = _ops.wait_tensor(_ops.reduce_scatter_tensor(given, _OPS[source], n, self._groups[m]))
+        parts = flat.split([p[0].numel() for p in pieces])
+        return [part.view(p.shape[1:]) for part, p in zip(parts, pieces, strict=True)]
 
     def all_to_all(self, x: Tensor, m: int, source: int, target: int) -> Tensor:
         n = self.sizes[m]

@@ -253,9 +253,15 @@ def _option(slot: Slot, k: int) -> dict[str, Any]:
 
 
 def collectives(program: Program, names: Sequence[str], planning: Planning) -> list[dict[str, Any]]:
-    """Every collective of a step: what it moves, where, and how long it takes."""
+    """Every collective of a step, tensor by tensor: what it moves, where, and how long it takes."""
     gradients = {ref.node: name for name, ref in planning.graph.gradients.items() if ref is not None}
-    return [_collective(s, program, names, planning, gradients) for s in program.steps if s.collective]
+    found = []
+    for i, step in enumerate(s for s in program.steps if s.collective):
+        alone = sum(m.seconds for m in step.members)
+        for m in step.members or (step,):
+            share = m.seconds / alone if step.members else 1.0
+            found.append(_collective(m, program, names, planning, gradients) | {"bucket": i, "seconds": share * step.seconds})
+    return found
 
 
 def _collective(

@@ -8,8 +8,10 @@ from typing import Any
 from attrs import define, field
 
 from autoparallel_core.errors import SpecError
+from autoparallel_pytorch.bucket import bucketed
 from autoparallel_pytorch.formulate import EXCHANGE, WEIGHTS, Formulation
 from autoparallel_pytorch.graph import BACKWARD, FORWARD, Dtype, Graph, Meta, Node, Ref, map_refs
+from autoparallel_pytorch.layer_numbers import Layers
 from autoparallel_pytorch.local_regions import REGIONS
 from autoparallel_pytorch.localize import SIZE_ARGUMENT, lengths, localized
 from autoparallel_pytorch.machine import Machine
@@ -50,6 +52,8 @@ class _Emitter:
     """(tensor, placement, phase) → value. A forward value serves the backward only as its operator gave it."""
     _viewed: dict[tuple[int, Placements, int], int] = field(factory=dict)
     _phase: int = FORWARD
+    _sharing: list[int] = field(factory=list)
+    """Per operator the tensors that its layer's weight traffic goes with."""
     regions: dict[Any, dict[Ref, int]] = field(factory=dict)
     """Values inside of regions, which their backward reads."""
 
@@ -60,7 +64,11 @@ class _Emitter:
     def run(self) -> Program:
         p = self.program
         p.batch = self.graph.batch
+        layers = Layers.find(self.graph, self.classes)
+        self._sharing = layers.weights(self.graph)
         results_placed = False
+        p.gradients = dict.fromkeys(self.graph.gradients)
+        made = self._gradients_of()
         for node in self.graph.nodes:
             if node.phase == BACKWARD and not results_placed:
                 self._results()
@@ -70,14 +78,26 @@ class _Emitter:
                 self._placeholder(node)
             elif not is_view(node):
                 self._operator(node)
+            for name, ref in made.get(node.id, ()):
+                # At once: a sum over ranks that waits for the end would keep the whole gradient until then.
+                self._phase = BACKWARD
+                p.gradients[name] = self._gradient(self.graph.parameters[name], ref, WEIGHTS)
         if not results_placed:
             self._results()
         self._phase = BACKWARD
-        for name, ref in self.graph.gradients.items():
-            p.gradients[name] = None if ref is None else self._gradient(self.graph.parameters[name], ref, WEIGHTS)
         for name, ref in self.graph.input_gradients.items():
             p.input_gradients[name] = self._gradient(self.graph.inputs[name], ref, EXCHANGE)
+        bucketed(p, layers.of, self.machine)
         return p
+
+    def _gradients_of(self) -> dict[int, list[tuple[str, Ref]]]:
+        """Gradients of parameters by the operator that makes them."""
+        found: dict[int, list[tuple[str, Ref]]] = {}
+        for name, ref in self.graph.gradients.items():
+            if ref is not None:
+                base, _ = chain_of(self.graph, ref)
+                found.setdefault(base.node, []).append((name, ref))
+        return found
 
     # --- placeholders, results, gradients -----------------------------------------------------------------------
 
@@ -215,7 +235,8 @@ class _Emitter:
         if found is not None:
             return found
         meta = self.graph.meta(base)
-        moves, seconds = self.transitions.path(source, target, meta.shape, float(meta.bytes))
+        sharing = self._sharing[reader] if kind == WEIGHTS else 1
+        moves, seconds = self.transitions.path(source, target, meta.shape, float(meta.bytes), sharing=sharing)
         now = source
         for move, s in zip(moves, seconds, strict=True):
             now = (*now[: move.mesh_dim], move.target, *now[move.mesh_dim + 1 :])

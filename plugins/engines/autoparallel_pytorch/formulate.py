@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from autoparallel_core.errors import SpecError
 from autoparallel_core.solve.couplings import Coupling
 from autoparallel_pytorch.graph import BACKWARD, FORWARD, Graph, Meta, Node, Ref
+from autoparallel_pytorch.layer_numbers import Layers
 from autoparallel_pytorch.local_regions import REGIONS
 from autoparallel_pytorch.machine import Machine
 from autoparallel_pytorch.own_rules import Rule
@@ -98,6 +99,8 @@ class Settings:
     pins: Mapping[str, Placements] = field(factory=dict)
     """Parameter, input, output or operator name → placement of it (of its first result)."""
     replicate_results: bool = False
+    sharing: bool = True
+    """Whether weight traffic of a layer goes together, and shares latencies."""
 
 
 Narrow = Callable[[tuple[str, int, int, int], int], Sequence[int] | None]
@@ -138,6 +141,7 @@ class _Builder:
     narrow: Narrow | None
     form: Formulation = field(init=False)
     _carried: dict[tuple[tuple[object, ...], Placements], Carried] = field(factory=dict)
+    _sharing: list[int] = field(factory=list)
     _cores: dict[tuple[object, ...], Array] = field(factory=dict)
     """Tables between distinct placements: tensors of one shape with the same options share them."""
     _weight: list[bool] = field(factory=list)
@@ -149,6 +153,7 @@ class _Builder:
 
     def build(self) -> Formulation:
         self.form = Formulation([], {}, {}, {})
+        self._sharing = Layers.find(self.graph, self.classes).weights(self.graph)
         self._derive()
         readers = self._readers()
         for c, members in enumerate(self.classes.members):
@@ -359,10 +364,12 @@ class _Builder:
         wanted = [x[i] for x in reader.ins] if reader.key[0] == "op" and i >= 0 else [x[0] for x in reader.outs]
         given, give_at = _distinct([x[o] for x in giver.outs])
         asked, ask_at = _distinct([self._carry(steps, q).base for q in wanted])
-        key = (tuple(given), tuple(asked), meta.shape, meta.bytes)
+        # Weight traffic of a layer goes in buckets (``bucket``); the operator that reads or gives it says which layer.
+        sharing = self._sharing[giver.node if i < 0 else reader.node] if kind == WEIGHTS and self.settings.sharing else 1
+        key = (tuple(given), tuple(asked), meta.shape, meta.bytes, sharing)
         core = self._cores.get(key)
         if core is None:
-            core = self.transitions.table(given, asked, meta.shape, float(meta.bytes))
+            core = self.transitions.table(given, asked, meta.shape, float(meta.bytes), sharing=sharing)
             self._cores[key] = core
         table = Coupling(core, give_at, ask_at).scaled(float(count))
         if u == v:

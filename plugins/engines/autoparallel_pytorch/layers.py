@@ -10,43 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from attrs import define, evolve
+from attrs import evolve
 
 from autoparallel_core.solve.couplings import Coupling
 from autoparallel_pytorch.exact import Exact
 from autoparallel_pytorch.formulate import Formulation
 from autoparallel_pytorch.graph import Graph
+from autoparallel_pytorch.layer_numbers import Layers
 from autoparallel_pytorch.recompute import AGAIN, States
 from autoparallel_pytorch.regions import Classes
 from autoparallel_pytorch.search import Objective
 
 _HALVINGS = 10
-
-
-@define(eq=False)
-class Layers:
-    """The layers of a graph, and who belongs to which."""
-
-    of: list[int]
-    """Per operator its layer's number, −1 outside of any."""
-    n: int
-
-    @classmethod
-    def find(cls, graph: Graph, classes: Classes) -> Layers:
-        """The modules of the largest repeated region."""
-        names = max(classes.regions.values(), key=len, default=())
-        number = {name: i for i, name in enumerate(names)}
-        of = []
-        for node in graph.nodes:
-            module = node.name.partition("/")[0]
-            found = -1
-            while module:
-                if module in number:
-                    found = number[module]
-                    break
-                module = module.rpartition(".")[0]
-            of.append(found)
-        return cls(of, len(names))
 
 
 def patterns(

@@ -136,6 +136,11 @@ class Machine:
         n, stride = self._group(m)
         return self.network.exchange(local, 1, n, stride, once_per_rank=False)
 
+    def latency_s(self, kind: str, m: int) -> float:
+        """Of a collective without bytes."""
+        found: Array = getattr(self, f"{kind}_s")(np.zeros(()), m)
+        return float(found)
+
     def _group(self, m: int) -> tuple[Array, float]:
         return np.asarray(float(self.mesh.sizes[m])), float(self.mesh.strides[m])
 

@@ -14,7 +14,8 @@ from autoparallel_pytorch.emit import check_shapes, emit
 from autoparallel_pytorch.exact import Exact
 from autoparallel_pytorch.formulate import KINDS, UPDATE, Formulation, Narrow, Settings, formulate
 from autoparallel_pytorch.graph import FORWARD, Graph, Ref
-from autoparallel_pytorch.layers import Layers, best_mix, patterns
+from autoparallel_pytorch.layer_numbers import Layers
+from autoparallel_pytorch.layers import best_mix, patterns
 from autoparallel_pytorch.machine import Machine, Mesh
 from autoparallel_pytorch.memory import Timeline, timeline
 from autoparallel_pytorch.mesh_search import MeshSearch
@@ -178,8 +179,16 @@ class Planning:
             limit = self.request.time_limit_s
             self.form = self.formulate()
             problem = Exact(self.form, self.graph, self.states(self.form), self.objective, limit)
-            self._search = Search(problem, self.objective, self.limit_bytes, self._peak, limit)
+            shares = max(Layers.find(self.graph, self.classes).weights(self.graph), default=1) > 1
+            alone = self._alone if shares else None
+            self._search = Search(problem, self.objective, self.limit_bytes, self._measure, limit, alone=alone)
         return self._search
+
+    def _alone(self) -> Exact:
+        """The problem with every tensor's weight traffic by itself."""
+        settings = evolve(self.settings, sharing=False)
+        form = formulate(self.graph, self.classes, self.rules, self.prices, self.transitions, settings)
+        return Exact(form, self.graph, self.states(form), self.objective, self.request.time_limit_s)
 
     def search(self) -> Found:
         """Raises Infeasible when nothing fits."""
@@ -227,20 +236,23 @@ class Planning:
         return frozenset(n.id for n in self.graph.nodes if self.classes.of[n.id] in again)
 
     def _written(self, outcome: Outcome, choice: Choice, recomputed: frozenset[int]) -> Found:
+        program, seconds, memory = self._run(choice, recomputed)
+        return Found(outcome, program, memory, recomputed, choice, seconds)
+
+    def _measure(self, point: Point) -> tuple[float, float]:
+        """Memory of a point's program at its highest, and its step."""
+        _, seconds, memory = self._run(point.choice, self._again(point.choice))
+        return memory.peak_bytes, self.objective.step_s(seconds)
+
+    def _run(self, choice: Choice, recomputed: frozenset[int]) -> tuple[Program, dict[str, float], Timeline]:
+        """The program of a choice, its time by kind, its memory."""
         form, placements = self.form, self._placements(choice)
         program = emit(self.graph, self.classes, form, placements, self.prices, self.transitions, recomputed)
         seconds = dict.fromkeys(KINDS, 0.0)
         for step in program.steps:
             seconds[step.kind] += step.seconds
         seconds[UPDATE] = sum(float(s.cost[UPDATE][k]) for s, k in zip(form.slots, placements, strict=True) if UPDATE in s.cost)
-        memory = self._timeline(program)
-        return Found(outcome, program, memory, recomputed, choice, seconds)
-
-    def _peak(self, point: Point) -> float:
-        placements = self._placements(point.choice)
-        again = self._again(point.choice)
-        program = emit(self.graph, self.classes, self.form, placements, self.prices, self.transitions, again)
-        return self._timeline(program).peak_bytes
+        return program, seconds, self._timeline(program)
 
     def _timeline(self, program: Program) -> Timeline:
         return timeline(

@@ -76,6 +76,8 @@ class Step:
     seconds: float = 0.0
     kind: str = "compute"
     recomputed: bool = False
+    members: tuple[Step, ...] = ()
+    """Of a collective of several tensors those of each."""
 
     @property
     def move(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from autoparallel_core.errors import Infeasible
@@ -103,24 +103,29 @@ class Outcome:
 
 @define(eq=False)
 class Search:
-    """Looks for prices. ``peak`` gives the memory of a point's program at its highest."""
+    """Looks for prices. ``measure`` gives the memory of a point's program at its highest, and its step.
+
+    ``problem`` prices weight traffic as if all tensors of a layer went together, so that it bounds every program. A choice may
+    send them one by one: ``alone`` prices it so, and gives further choices for the prices that were found.
+    """
 
     problem: Priced
     objective: Objective
     limit_bytes: float
-    peak: Callable[[Point], float]
+    measure: Callable[[Point], tuple[float, float]]
     time_limit_s: float
+    alone: Callable[[], Priced] | None = None
     tolerance: float = 1e-4
     started: float = field(factory=time.perf_counter)
-    points: list[tuple[Point, float]] = field(factory=list)
-    """With their peaks."""
+    points: list[tuple[Point, float, float]] = field(factory=list)
+    """With the peak and the step of their programs."""
     free: Point | None = None
 
     def open(self) -> float:
         """Solve without a price on memory; a bound on every plan."""
         if self.free is None:
             self.free = self._balance(0.0, None)
-        return max(p.bound_s for p, _ in self.points)
+        return max(p.bound_s for p, _, _ in self.points)
 
     def run(self) -> Outcome:
         """Raises Infeasible, with what is missing, when no choice met fits."""
@@ -134,24 +139,28 @@ class Search:
             if best is not None and not self._balanced(best):
                 self._balance(best.price, best)
         best = self._best()
+        if best is not None and self.alone is not None and self._measured(best)[1] > self._step(best) * (1.0 + self.tolerance):
+            found = self.alone().solve(best.share, best.price, best)
+            self.points.append((evolve(found, bound_s=-np.inf, exact=True), *self.measure(found)))
+            best = self._best()
         if best is None:
-            least = min(peak for _, peak in self.points)
+            least = min(peak for _, peak, _ in self.points)
             raise Infeasible(
                 f"the leanest plan found needs {least / 1e9:.2f} GB per GPU and the limit is {self.limit_bytes / 1e9:.2f} GB; "
                 "use more GPUs, a smaller batch or a higher limit"
             )
-        step = self.objective.step_s(best.seconds)
-        bound = max(p.bound_s - p.price * self.limit_bytes for p, _ in self.points)
-        below = [(p, m) for p, m in self.points if m > self.limit_bytes and p.share == best.share]
+        peak, step = self._measured(best)
+        bound = max(p.bound_s - p.price * self.limit_bytes for p, _, _ in self.points)
+        below = [(p, m) for p, m, _ in self.points if m > self.limit_bytes and p.share == best.share]
         nearest = min(below, key=lambda x: x[1], default=(None, 0.0))[0]
         return Outcome(
-            best, step, self._peak_of(best), min(bound, step), all(p.exact for p, _ in self.points), nearest, len(self.points),
+            best, step, peak, min(bound, step), all(p.exact for p, _, _ in self.points), nearest, len(self.points),
             time.perf_counter() - self.started,
         )  # fmt: skip
 
     def _solve(self, share: float, price: float, start: Point | None = None) -> Point:
         point = self.problem.solve(share, price, start)
-        self.points.append((point, self.peak(point)))
+        self.points.append((point, *self.measure(point)))
         return point
 
     def _balanced(self, point: Point) -> bool:
@@ -221,15 +230,15 @@ class Search:
         prices = self.objective.prices(share)
         return sum(w * point.seconds[k] for k, w in prices.items()) + price * point.kept_bytes
 
-    def _peak_of(self, point: Point) -> float:
-        return next(m for p, m in self.points if p is point)
+    def _measured(self, point: Point) -> tuple[float, float]:
+        return next((peak, step) for p, peak, step in self.points if p is point)
 
     def _fits(self, point: Point) -> bool:
-        return self._peak_of(point) <= self.limit_bytes
+        return self._measured(point)[0] <= self.limit_bytes
 
     def _best(self) -> Point | None:
-        fitting = [p for p, m in self.points if m <= self.limit_bytes]
-        return min(fitting, key=self._step, default=None)
+        fitting = [(p, step) for p, peak, step in self.points if peak <= self.limit_bytes]
+        return min(fitting, key=lambda x: x[1], default=(None, 0.0))[0]
 
     def _late(self) -> bool:
         return time.perf_counter() - self.started > self.time_limit_s

@@ -71,11 +71,22 @@ class Transitions:
 
     machine: Machine
     _by_rank: dict[tuple[int, bool], _States] = field(factory=dict)
-    _rows: dict[tuple[bool, tuple[int, ...], float, Placements], Array] = field(factory=dict)
+    _rows: dict[tuple[bool, tuple[int, ...], float, int, Placements], Array] = field(factory=dict)
     _allowed: dict[tuple[bool, tuple[int, ...]], NDArray[np.bool_]] = field(factory=dict)
 
-    def table(self, sources: Sequence[Placements], targets: Sequence[Placements], shape: Sequence[int], n_bytes: float) -> Array:
-        """Seconds from each placement of some to each of others, float64[len(sources), len(targets)]."""
+    def table(
+        self,
+        sources: Sequence[Placements],
+        targets: Sequence[Placements],
+        shape: Sequence[int],
+        n_bytes: float,
+        *,
+        sharing: int = 1,
+    ) -> Array:
+        """Seconds from each placement of some to each of others, float64[len(sources), len(targets)].
+
+        ``sharing`` tensors go in one collective and share its latency.
+        """
         rows: list[Array] = [np.zeros(0)] * len(sources)
         for extremes in (False, True):
             own = [i for i, s in enumerate(sources) if any(p in (PMAX, PMIN) for p in s) == extremes]
@@ -83,21 +94,21 @@ class Transitions:
                 continue
             graph = self._graph(sources[own[0]], shape)[0]
             wanted = np.array([graph.index[t] for t in targets])
-            keys = [(extremes, tuple(shape), float(n_bytes), sources[i]) for i in own]
+            keys = [(extremes, tuple(shape), float(n_bytes), sharing, sources[i]) for i in own]
             new = [k for k in keys if k not in self._rows]
             if new:
-                cost = self._costs(graph, extremes, shape, n_bytes)
-                self._rows |= dict(zip(new, _distances(graph, [graph.index[k[3]] for k in new], cost), strict=True))
+                cost = self._costs(graph, extremes, shape, n_bytes, sharing)
+                self._rows |= dict(zip(new, _distances(graph, [graph.index[k[4]] for k in new], cost), strict=True))
             for i, k in zip(own, keys, strict=True):
                 rows[i] = self._rows[k][wanted]
         return np.array(rows)
 
     def path(
-        self, source: Placements, target: Placements, shape: Sequence[int], n_bytes: float
+        self, source: Placements, target: Placements, shape: Sequence[int], n_bytes: float, *, sharing: int = 1
     ) -> tuple[list[Move], list[float]]:
-        """The steps of the cheapest way, and the seconds of each."""
+        """The steps of the cheapest way when so many tensors share the latency, and the seconds of each alone."""
         graph, extremes = self._graph(source, shape)
-        cost = self._costs(graph, extremes, shape, n_bytes)
+        cost = self._costs(graph, extremes, shape, n_bytes, sharing)
         start, goal = graph.index[source], graph.index[target]
         leaving: dict[int, list[int]] = {}
         for e, u in enumerate(graph.tail):
@@ -119,16 +130,17 @@ class Transitions:
             edges.append(via[goal])
             goal = int(graph.tail[via[goal]])
         edges.reverse()
-        return [graph.moves[e] for e in edges], [float(cost[e]) for e in edges]
+        alone = graph.fixed + graph.per_byte * n_bytes
+        return [graph.moves[e] for e in edges], [float(alone[e]) for e in edges]
 
-    def _costs(self, graph: _States, extremes: bool, shape: Sequence[int], n_bytes: float) -> Array:
+    def _costs(self, graph: _States, extremes: bool, shape: Sequence[int], n_bytes: float, sharing: int) -> Array:
         """Seconds per step, infinite where the piece it makes has no whole shape."""
         key = (extremes, tuple(shape))
         allowed = self._allowed.get(key)
         if allowed is None:
             fitting = np.array([fits(s, self.machine.mesh.sizes, shape) for s in graph.states])
             allowed = self._allowed[key] = fitting[graph.head]
-        return np.where(allowed, graph.fixed + graph.per_byte * n_bytes, np.inf)
+        return np.where(allowed, graph.fixed / sharing + graph.per_byte * n_bytes, np.inf)
 
     def _graph(self, source: Placements, shape: Sequence[int]) -> tuple[_States, bool]:
         key = (len(shape), any(p in (PMAX, PMIN) for p in source))

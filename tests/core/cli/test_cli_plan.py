@@ -94,7 +94,7 @@ def plans(here: Path, cli: Callable[..., Any]) -> tuple[str, str]:
     """Two plans of the module: data parallel, and with the matrices pinned to a tensor-parallel placement."""
     if not (here / "b.json").exists():
         free = ("--pin", "x=S(0) R")
-        pins = ("--pin", "layers.*.up=R S(0)", "--pin", "layers.*.down=R S(1)")
+        pins = ("--pin", "layers.*.up=R S(0)", "--pin", "layers.*.down=R S(1)", "--pin", "layers.*.down/mm=S(0) P")
         assert cli("plan", *MODULE, "--mesh", "dp=2,tp=2", *free, "--out", "a.json").code == 0
         assert cli("plan", *MODULE, "--mesh", "dp=2,tp=2", *free, *pins, "--out", "b.json").code == 0
     return "a.json", "b.json"
@@ -186,7 +186,7 @@ def test_a_plan_does_not_differ_from_itself_and_pins_do(plans: tuple[str, str]) 
         assert p["count"] == 4
         assert p["a"] == a.placements[f"layers.0.{p['names'].rpartition('…3.')[2]}"]
     assert [(p["a"], p["b"]) for p in found["parameters"]] == [(p["b"], p["a"]) for p in back["parameters"]]
-    assert {s["name"] for s in found["setting"]} == {"pin layers.*.up", "pin layers.*.down"}
+    assert {s["name"] for s in found["setting"]} == {"pin layers.*.up", "pin layers.*.down", "pin layers.*.down/mm"}
     step = next(f for f in found["figures"] if f["name"] == "cost.step_s")
     assert (step["a"], step["b"]) == (a.step_s, b.step_s)
     kinds = {c["kind"]: c["b"]["count"] - c["a"]["count"] for c in found["collectives"] if c["mesh_dim"] == "tp"}

@@ -76,7 +76,7 @@ COLUMNS, ROWS = ("*.w[qkv].weight", "*.gate.weight", "*.up.weight"), ("*.wo.weig
 HAND = {
     "fsdp": dict.fromkeys((*COLUMNS, *ROWS, "tokens", "*/attention"), "S(0) S(0)"),
     "tensor": dict.fromkeys(COLUMNS, "R S(0)") | dict.fromkeys(ROWS, "R S(1)") | {"*/attention": "S(0) S(1)"},
-    "fsdp + tensor": dict.fromkeys(COLUMNS, "S(0) S(0)") | dict.fromkeys(ROWS, "S(0) S(1)") | {"*/attention": "S(0) S(1)"},
+    "fsdp + tensor": dict.fromkeys(COLUMNS, "S(1) S(0)") | dict.fromkeys(ROWS, "S(0) S(1)") | {"*/attention": "S(0) S(1)"},
 }
 
 
@@ -142,6 +142,27 @@ def test_gathers_of_parameters_run_beside_computation() -> None:
     assert cost["compute_s"] > cost["weights_s"] > 0
     assert cost["hidden_s"] == pytest.approx((1 - loss) * cost["weights_s"])
     assert cost["step_s"] == pytest.approx(cost["compute_s"] + cost["exchange_s"] + cost["update_s"] + loss * cost["weights_s"])
+
+
+def test_weight_traffic_of_a_layer_goes_in_one_collective_each_way() -> None:
+    with torch.device("meta"):
+        module = Decoder(layers=3, hidden=256, heads=8, kv_heads=8, width=512, vocab=512).to(torch.bfloat16)
+        inputs = {k: torch.empty(64, 256, dtype=torch.int64) for k in ("tokens", "labels")}
+    pins = dict.fromkeys((*COLUMNS, *ROWS, "tokens", "labels", "*/attention"), "S(0)")
+    document = planned(module, inputs, {"dp": 8}, pins=pins).document
+    steps = [s for s in document["program"]["steps"] if s["kind"] == "weights" and isinstance(s["args"][0], list)]
+    for layer in range(3):
+        own = [s for s in steps if s["name"].startswith(f"layers.{layer}")]
+        assert [(s["op"], s["phase"]) for s in own if s["op"] == "move.all_gather"] == [
+            ("move.all_gather", 0),
+            ("move.all_gather", 1),
+        ]
+        scattered = [s for s in own if s["op"] == "move.reduce_scatter"]
+        assert len(scattered) == 1
+        assert len(scattered[0]["args"][0]) >= 7
+    bucket = [c for c in document["collectives"] if c["for"].startswith("layers.1") and c["kind"] == "all_gather"]
+    assert len({c["bucket"] for c in bucket}) == 2
+    assert len(bucket) == 14
 
 
 def test_costs_are_those_of_the_core_for_the_same_strategy() -> None:
