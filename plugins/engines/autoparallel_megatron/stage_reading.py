@@ -30,10 +30,9 @@ def stages_stated(p: Parsed, problem: Problem, s: Strategy, first: Sequence[int]
         return evolve(s, recompute=FULL if any(first) else 0, recompute_layers=0), StageCut(layers, full)
     if layers == usual or s.pp == 1 or len(layers) != s.pp * s.vpp or sum(layers) != problem.arch.num_layers:
         return s, None  # what does not add up is refused elsewhere
-    full = None
-    if s.recompute == FULL and s.recompute_layers:
-        full = first_recomputed(problem.arch, s.pp, layers, [s.recompute_layers // s.vpp] * s.pp)
-    return s, StageCut(layers, full)
+    if s.recompute != FULL or not s.recompute_layers:
+        return s, StageCut(layers)
+    return s, StageCut(layers, first_recomputed(problem.arch, s.pp, layers, [s.recompute_layers // s.vpp] * s.pp))
 
 
 def _layers(p: Parsed, problem: Problem, s: Strategy) -> tuple[int, ...]:
