@@ -36,8 +36,8 @@ RULES: tuple[Rule, ...] = (
         "autotp and ulysses",
         lambda p, s: (s.tp > 1) & (s.cp > 1) & (not p.software.own_tensor_parallel),
         lambda _p, s: (
-            f"tp {s.tp} by AutoTP with sequence parallelism {s.cp}: its device mesh is data × tensor parallel only; tp 1 would do, "
-            "or no sequence parallelism"
+            f"tp {s.tp} by AutoTP with sequence parallelism {s.cp}: its device mesh is data × tensor parallel only; "
+            "tp 1 would do, or no sequence parallelism"
         ),
         "deepspeed/utils/groups.py: _init_tp_mesh_device",
     ),
