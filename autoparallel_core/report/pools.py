@@ -66,6 +66,11 @@ def conclusion(problem: Problem, found: Compared) -> list[str]:
         else:
             who = "two pools are ahead" if found.gain > 1 else "aggregated instances are ahead"
             out.append(f"{who}: {what} of the pools {fmt.change(ratio)} {under}")
+    if found.steps_waited > 1:
+        out.append(
+            f"both look for new requests at every step here; the aggregated answer above lets them wait {found.steps_waited:g} "
+            "decode steps, as the runs behind it did"
+        )
     bounds = {
         "prefill": "the prefill pool",
         "decode": "the decode pool",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from autoparallel_core.host import Host
 
 _SHOWN, _LOOKED_AT = 3, 1000
+_WAIT = "serving_ttft_steps"
 
 
 @frozen
@@ -36,6 +37,8 @@ class Compared:
     """What the best pools reach over the aggregated deployments, by the goal; above 1: pools win. None: nothing to compare."""
     decode: Problem | None
     """The decode pool's own cluster, when it has one."""
+    steps_waited: float = 1.0
+    """Decode steps that the answer itself lets a new request wait, where they are left out of this comparison; else 1."""
 
 
 def compare_pools(result: SearchResult, host: Host, *, decode: Problem | None = None, top: int = _SHOWN) -> Compared:
@@ -47,7 +50,10 @@ def compare_pools(result: SearchResult, host: Host, *, decode: Problem | None = 
         decode: the question on the decode pool's own cluster.
         top: deployments to return.
     """
-    problem = result.problem
+    problem, waited = result.problem, result.problem.constant(_WAIT)
+    if waited > 1:
+        problem, decode = looking(problem), decode and looking(decode)
+        result = search(problem, top=1, host=host)
     found = _distinct(search_disaggregated(problem, host, decode=decode, top=_LOOKED_AT), top)
     aggregated = [p for p in result.plans[:1] if p.verdict != "does not fit"]
     if decode is not None:
@@ -58,7 +64,18 @@ def compare_pools(result: SearchResult, host: Host, *, decode: Problem | None = 
             limited = p and p.with_workload(evolve(p.inference, tpot_limit_s=found[0].tpot_s))
             point = limited and frontier(limited, host, most=2).goodput
             same += [point] if point else []
-    return Compared(found, tuple(aggregated), tuple(same), _gain(problem, found, aggregated, same), decode)
+    gain = _gain(problem, found, aggregated, same)
+    return Compared(found, tuple(aggregated), tuple(same), gain, decode, max(waited, 1.0))
+
+
+def looking(problem: Problem) -> Problem:
+    """The question of an engine that looks for new requests at every step.
+
+    How many decode steps a request waits to be seen is what published runs were set to; prefill pools have no such steps,
+    so a comparison that counts them on one side would compare settings, not deployments.
+    """
+    wait = problem.constants[_WAIT]
+    return evolve(problem, constants={**problem.constants, _WAIT: evolve(wait, value=min(wait.value, 1.0))})
 
 
 def _distinct(found: tuple[Disaggregated, ...], top: int) -> tuple[Disaggregated, ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 import autoparallel_core as ap
 from autoparallel_core.report.pools import conclusion, pools_document, pools_in_words
-from autoparallel_core.search.pools import Compared, compare_pools
+from autoparallel_core.search.pools import Compared, compare_pools, looking
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.testing.toys import toy_dense_arch, toy_gpu
 
@@ -71,3 +72,15 @@ def test_decode_on_gpus_of_its_own_with_their_price() -> None:
     hourly = 3.0 * d.prefill.gpus + 1.0 * d.decode.gpus
     assert body["price_per_million_output_tokens"] == pytest.approx(hourly / 3600 / d.output_tokens_per_s * 1e6)
     assert body["price_per_million_tokens"] == pytest.approx(hourly / 3600 / (d.requests_per_s * 4608) * 1e6)
+
+
+def test_no_side_waits_for_steps_that_the_other_has_not() -> None:
+    """What published runs were set to is not an advantage of pools: both look for new requests at every step."""
+    p = problem(ttft_limit_s=1.0, tpot_limit_s=0.02)
+    slow = evolve(p, constants={**p.constants, "serving_ttft_steps": evolve(p.constants["serving_ttft_steps"], value=31.0)})
+    found, same = (compare_pools(ap.search(x, planner="grid", host=HOST), HOST) for x in (slow, looking(p)))
+    assert found.gain == pytest.approx(same.gain)
+    assert found.aggregated[0].serving == same.aggregated[0].serving
+    assert (found.steps_waited, same.steps_waited) == (31.0, 1.0)
+    assert any("wait 31 decode steps" in sentence for sentence in conclusion(slow, found))
+    assert not any("decode steps" in sentence for sentence in conclusion(p, same))
