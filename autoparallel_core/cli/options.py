@@ -229,10 +229,7 @@ class Question:
             assumed.append(f"--precision {precision}")
         self._check_precision(precision, gpu)
         if args.task == "lora":
-            assumed.append(
-                "the adapters' own memory and time, small beside the frozen weights', are not priced; MFU counts gradients of "
-                "frozen weights all the same (--task lora)"
-            )
+            assumed.append("the adapters' own memory and time, small beside the frozen weights', are not priced (--task lora)")
         return TrainingWorkload(
             seq_len=seq_len,
             global_batch_size=batch,

@@ -6,12 +6,13 @@ Every matrix product once forward and twice backward, attention over the pairs i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from autoparallel_core.ops.kernels import attended_keys
 from autoparallel_core.spec.arch import ModelArch
 from autoparallel_core.spec.op import Attention, ExpertGemm, Gemm, Op, Scan
+from autoparallel_core.spec.problem import Problem
 
 
 def forward_flops_per_token(ops: Iterable[Op], seq_len: int) -> float:
@@ -35,10 +36,28 @@ def forward_flops_per_token(ops: Iterable[Op], seq_len: int) -> float:
 
 
 @lru_cache(maxsize=256)
-def model_flops_per_token(arch: ModelArch, seq_len: int) -> float:
-    """Forward and backward FLOPs per token of the whole model, MTP blocks included when the arch has them."""
-    ends = (*arch.prologue.ops, *arch.epilogue.ops * (1 + len(arch.mtp)))
-    total = forward_flops_per_token(ends, seq_len) + sum(forward_flops_per_token(x.ops, seq_len) for x in arch.mtp)
+def model_flops_per_token(arch: ModelArch, seq_len: int, *, frozen: bool = False) -> float:
+    """Forward and backward FLOPs per token of the whole model, MTP blocks included when the arch has them.
+
+    ``frozen``: weights that are not trained need no gradient, a third of their products (LoRA, arXiv 2106.09685).
+    """
+    total = 0.0
+    for ops, times in _parts(arch):
+        total += times * 3.0 * forward_flops_per_token(ops, seq_len)
+        if frozen:
+            total -= times * forward_flops_per_token((op for op in ops if isinstance(op, (Gemm, ExpertGemm))), seq_len)
+    return total
+
+
+def trained_flops_per_token(problem: Problem) -> float:
+    """:func:`model_flops_per_token` of a training problem."""
+    work = problem.training
+    return model_flops_per_token(problem.arch, work.seq_len, frozen=work.task == "lora")
+
+
+def _parts(arch: ModelArch) -> Iterator[tuple[tuple[Op, ...], int]]:
+    yield (*arch.prologue.ops, *arch.epilogue.ops * (1 + len(arch.mtp))), 1
+    for block in arch.mtp:
+        yield tuple(block.ops), 1
     for layer, where in arch.layer_classes():
-        total += len(where) * forward_flops_per_token(layer.ops, seq_len)
-    return 3.0 * total
+        yield tuple(layer.ops), len(where)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import evolve
 
-from autoparallel_core.cost.model_flops import model_flops_per_token
+from autoparallel_core.cost.model_flops import trained_flops_per_token
 from autoparallel_core.cost.training_memory import device_bytes, overheads
 from autoparallel_core.search.evaluate import evaluate
 from autoparallel_core.search.evaluation import Evaluation
@@ -68,7 +68,7 @@ def plan_at(problem: Problem, evaluation: Evaluation, i: int) -> Plan:
     total = float(evaluation.total_s[i])
     rate = float(evaluation.tokens_per_s_per_gpu[i])
     layout = evaluation.training.layouts[strategy.pp, strategy.vpp]
-    flops = model_flops_per_token(problem.arch, problem.training.seq_len)
+    flops = trained_flops_per_token(problem)
     return Plan(
         strategy=strategy,
         cost=CostBreakdown(seconds),

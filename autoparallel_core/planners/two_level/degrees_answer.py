@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve
 
-from autoparallel_core.cost.model_flops import model_flops_per_token
+from autoparallel_core.cost.model_flops import trained_flops_per_token
 from autoparallel_core.errors import SpecError
 from autoparallel_core.planners.two_level.abilities import abilities_of
 from autoparallel_core.planners.two_level.degrees import AT_ONCE, WAYS, DegreesPlan, best_degrees
@@ -112,7 +112,7 @@ def _plan(problem: Problem, d: DegreesPlan) -> Plan:
     total, tokens = sum(seconds.values()), problem.training.tokens_per_step
     kinds = problem.cluster.kinds or (problem.cluster,)
     peak = sum(k.n_gpus * k.gpu.peak(k.gpu.wide_dtype) for k in kinds)
-    flops = model_flops_per_token(problem.arch, problem.training.seq_len) * tokens / total
+    flops = trained_flops_per_token(problem) * tokens / total
     stages = tuple(_stage(d, s) for s in range(len(d.ways)))
     strategies = [s.strategy for s in stages]
     # What the budget leaves out (context, libraries) counts as held.

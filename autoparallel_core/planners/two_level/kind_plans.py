@@ -9,7 +9,7 @@ import numpy as np
 from attrs import evolve
 from numpy.typing import NDArray
 
-from autoparallel_core.cost.model_flops import model_flops_per_token
+from autoparallel_core.cost.model_flops import trained_flops_per_token
 from autoparallel_core.cost.stages import StageLayout, laid_out
 from autoparallel_core.errors import SpecError
 from autoparallel_core.planners.two_level.kind_cuts import KindCut
@@ -49,7 +49,7 @@ def kind_plan(problem: Problem, models: Sequence[StageModel], i: int, cut: KindC
     seconds = _seconds(models, i, cut, prices, slowest)
     total = sum(seconds.values())
     tokens = problem.training.tokens_per_step
-    flops = model_flops_per_token(problem.arch, problem.training.seq_len) * tokens / total
+    flops = trained_flops_per_token(problem) * tokens / total
     peak = sum(k.n_gpus * k.gpu.peak(k.gpu.wide_dtype) for k in problem.cluster.kinds)
     deciding = max(prices, key=lambda k: float(prices[k].reserved_bytes[0] / prices[k].capacity_bytes))
     plans = {k: plan_at(models[k].problem, e, 0) for k, e in prices.items()}
