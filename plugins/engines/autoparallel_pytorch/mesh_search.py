@@ -3,11 +3,13 @@
 One module is traced once. Meshes of one and two dimensions come first, the last dimension inside of a node or across nodes.
 A solution without a memory limit bounds every plan on a mesh, at a tenth of the price of a search; meshes are searched in
 the order of their bounds until the next bound is no less than the best step. The best mesh of two dimensions is then cut
-once more (hybrid sharding: parameters on part of the data-parallel ranks, an innermost part inside of nodes).
+once more (hybrid sharding: parameters on part of the data-parallel ranks, an innermost part inside of nodes). A dimension
+more must gain more than a prediction can tell apart.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 from attrs import define, evolve, field
 
 from autoparallel_core.errors import Infeasible
+from autoparallel_core.search.result import TIE
 from autoparallel_core.spec.module_plan import ModuleRequest
 from autoparallel_pytorch.graph import Graph
 from autoparallel_pytorch.machine import default_names
@@ -77,7 +80,7 @@ class MeshSearch:
                 self.said.append(f"{planning.machine.mesh}: {e}")
         for bound, planning in sorted(opened, key=lambda x: x[0]):
             mesh = planning.machine.mesh
-            if self.best is not None and bound >= self.best[2]:
+            if bound >= self._to_beat(mesh.sizes):
                 self.said.append(f"{mesh}: not below {bound:.4g} s")
                 continue
             left = self.request.time_limit_s - (time.perf_counter() - self.started)
@@ -89,14 +92,21 @@ class MeshSearch:
             except Infeasible as e:
                 self.said.append(f"{mesh}: {e}")
                 continue
-            if self.best is not None and outcome.bound_s >= self.best[2]:
+            if outcome.bound_s >= self._to_beat(mesh.sizes):
                 self.said.append(f"{mesh}: not below {outcome.bound_s:.4g} s")
                 continue
             found = planning.finished(outcome)
             step = planning.objective.step_s(found.seconds)
             self.said.append(f"{mesh}: {step:.4g} s")
-            if self.best is None or step < self.best[2]:
+            if step < self._to_beat(mesh.sizes):
                 self.best = planning, found, step
+
+    def _to_beat(self, shape: Shape) -> float:
+        """Seconds below which a plan on the shape is the better one: of equals, that of fewer dimensions."""
+        if self.best is None:
+            return math.inf
+        more = len(shape) - len(self.best[0].machine.mesh.sizes)
+        return self.best[2] * (1 - TIE if more > 0 else 1 + TIE if more < 0 else 1)
 
     def _planning(self, shape: Shape) -> Planning:
         from autoparallel_pytorch.planner import Planning
