@@ -114,7 +114,7 @@ TRAINING_FLAGS = (
     ),
     Flag(
         "--batch-size",
-        "global batch, in sequences (default: about 4 million tokens)",
+        "global batch, in sequences (default: about 4 million tokens, 16,384 per GPU on more than 256)",
         whole(),
         modes=TRAINING,
         instead="--infer-batch-size",

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 Mode = Literal["training", "inference"]
 
 DEFAULT_SEQ_LEN = 4096
-DEFAULT_STEP_TOKENS = 4 * 2**20
-"""About what published pre-training runs use per step (4 Mi tokens); only the default of --batch-size rests on it."""
+DEFAULT_STEP_TOKENS, DEFAULT_GPU_TOKENS = 4 * 2**20, 2**14
+"""Tokens per step, and per GPU where there are so many that the first would starve them: 4 M and, on 1,024 GPUs, 16 M are
+batches of published pre-training runs (arXiv 2407.21783, section 3.4.1). Only the default of --batch-size rests on it."""
 DEFAULT_ISL = DEFAULT_OSL = 1024
 _OVERRIDES = {"gpu_memory_gb": 1e9, "host_memory_gb": 1e9, "gpu_flops": 1e12, "bw_nvlink": 1e9, "bw_ib": 1e9}
 """Flags that replace a figure of the preset, with the unit that ``build_cluster`` reads them in."""
@@ -280,14 +281,14 @@ class Question:
 
 
 def default_batch(n_gpus: int, seq_len: int) -> int:
-    """Sequences near DEFAULT_STEP_TOKENS that every data-parallel size of ``n_gpus`` GPUs can divide as far as possible.
+    """Sequences near the default tokens per step that every data-parallel size of ``n_gpus`` GPUs can divide as far as possible.
 
     A power of two times the odd part of ``n_gpus``, whichever is nearest in ratio; at least the odd part.
     """
     odd = n_gpus
     while odd % 2 == 0:
         odd //= 2
-    want, batch = DEFAULT_STEP_TOKENS / seq_len, odd
+    want, batch = max(DEFAULT_STEP_TOKENS, DEFAULT_GPU_TOKENS * n_gpus) / seq_len, odd
     while batch * 2 <= want or want / batch > batch * 2 / want:
         batch *= 2
     return batch

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoparallel_core.cli.flags import PROBLEM_FLAGS, add_problem_flags
-from autoparallel_core.cli.options import DEFAULT_STEP_TOKENS, Question, default_batch
+from autoparallel_core.cli.options import DEFAULT_GPU_TOKENS, DEFAULT_STEP_TOKENS, Question, default_batch
 from autoparallel_core.cli.parser import Parser
 from autoparallel_core.errors import SpecError
 from autoparallel_core.host import host
@@ -265,7 +265,7 @@ def test_the_default_batch_keeps_the_odd_part_of_the_gpus(n_gpus, seq_len):
     odd = n_gpus & -n_gpus
     assert batch % (n_gpus // odd) == 0
     # within a factor of the square root of two of the aim, unless the odd part alone exceeds it
-    ratio = batch * seq_len / DEFAULT_STEP_TOKENS
+    ratio = batch * seq_len / max(DEFAULT_STEP_TOKENS, DEFAULT_GPU_TOKENS * n_gpus)
     assert ratio >= 0.5**0.5 * 0.99
     assert ratio <= 2**0.5 * 1.01 or batch == n_gpus // odd
 
