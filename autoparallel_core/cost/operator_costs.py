@@ -56,15 +56,29 @@ def _tensor_parallel(t: LayerSum, op: Gemm, *, column: bool, row: bool) -> None:
         if key in t.gathered:
             return
         t.gathered.add(key)
-        one = hw.network.gather(mesh.tokens * op.k.size * 2.0, mesh.tp, 1.0)
+        one = _sequence_gather(t, mesh.tokens * op.k.size * 2.0)
         forward, backward = np.where(mesh.sp > 0, one, 0.0), np.where(mesh.sp > 0, one, 2 * one)
     elif row and not column:
-        one = hw.network.gather(mesh.tokens * sum(a.size for a in op.n) * 2.0, mesh.tp, 1.0)
+        one = _sequence_gather(t, mesh.tokens * sum(a.size for a in op.n) * 2.0)
         forward, backward = np.where(mesh.sp > 0, one, 2 * one), np.where(mesh.sp > 0, one, 0.0)
     else:
         return
     live = mesh.tp > 1
     t.add("tp_comm", np.where(live, forward, 0.0) * hw.tp_exposed_forward, np.where(live, backward, 0.0) * hw.tp_exposed_backward)
+
+
+def _sequence_gather(t: LayerSum, full_bytes: Array) -> Array:
+    """All-gather to, or reduce-scatter of, ``full_bytes``; an all-reduce is two.
+
+    Sharded tensors exchange along their first dimension and the sequence is the second: under sequence parallelism the whole
+    buffer is read and written once more (torch.distributed._functional_collectives, chunk and cat of gather_dim and scatter_dim),
+    unless a compiler folds that into the operator beside it.
+    """
+    mesh, hw, soft = t.mesh, t.hw, t.hw.problem.software
+    one = hw.network.gather(full_bytes, mesh.tp, 1.0)
+    if not (soft.sharded_dispatch and soft.elementwise == "eager"):
+        return one
+    return one + np.where(mesh.sp > 0, 2.0 * full_bytes / hw.hbm_bytes_per_s, 0.0)
 
 
 def _expert_gemm(t: LayerSum, block: Block, op: Op) -> None:

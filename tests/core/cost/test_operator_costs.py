@@ -11,6 +11,7 @@ from problem_builders import dense, llama_70b
 from training_builders import price, problem, strategy
 
 import autoparallel_core as ap
+from autoparallel_core.cost.hardware import TrainingHardware
 from autoparallel_core.cost.host_time import HostModel
 from autoparallel_core.cost.model_flops import model_flops_per_token
 from autoparallel_core.cost.recompute import Recompute
@@ -70,6 +71,21 @@ def test_adapters_are_not_credited_with_gradients_of_frozen_weights():
     assert frozen.cost.seconds["gemm"] == pytest.approx(2 / 3 * full.cost.seconds["gemm"], rel=0.05)
     assert frozen.cost.total_s < 0.8 * full.cost.total_s
     assert frozen.training.mfu < 1.05 * full.training.mfu
+
+
+def test_sharded_tensors_copy_what_they_gather_along_the_sequence():
+    """Each of a layer's 8 exchanges (2 gathers and 2 scatters, forward and backward) reads and writes its buffer once more."""
+    p = problem(engine="torchtitan", elementwise="eager")
+    hw = TrainingHardware.of(p)
+    text = "tp4 pp1 dp16 zero3 mbs1"
+    plain = evolve(p, software=evolve(p.software, sharded_dispatch=False))
+    more = price(p, text).seconds["tp_comm"][0] - price(plain, text).seconds["tp_comm"][0]
+    exchanges = 4 + 4 * p.constant("tp_exposed_backward")  # the backward hides a copy as it hides its exchange
+    copied = exchanges * 32 * 16 * 2 * (4096 * 4096 * 2) / hw.hbm_bytes_per_s  # 32 layers, 16 micro-batches
+    assert more == pytest.approx(copied, rel=0.05)  # the head's gather comes on top
+    compiled = problem(engine="torchtitan", elementwise="compiled")
+    bare = evolve(compiled, software=evolve(compiled.software, sharded_dispatch=False))
+    assert price(compiled, text).seconds["tp_comm"][0] == price(bare, text).seconds["tp_comm"][0]
 
 
 # --- collectives --------------------------------------------------------------------------------------------------
