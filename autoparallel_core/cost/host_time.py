@@ -16,6 +16,11 @@ from autoparallel_core.spec.problem import Problem
 Array = NDArray[np.float64]
 
 
+ENDS = 0.4
+"""Sharded operators of both ends of a model, in layers: 63 dispatches beside 154 per layer (torch.profiler, a decoder of separate
+matrices with loss_parallel, torch 2.13)."""
+
+
 @frozen
 class HostModel:
     """Seconds of the host that the kernels may or may not cover."""
@@ -45,6 +50,11 @@ class HostModel:
         if problem.training.precision in LOW_PRECISION:
             moe *= 2.0  # every expert GEMM has a cast beside it to launch
         return cls(c("host_launch_s") * left, 0.0, moe * left, sharded * left)
+
+    def ends_wait_s(self, kernels_s: Array, passes: float, *, tp: Array | float) -> Array:
+        """Exposed wait for dispatching the sharded operators of embedding, head and loss, beside their kernels."""
+        sharded = np.where(np.asarray(tp) > 1, passes * ENDS * self.sharded_s, 0.0)
+        return np.maximum(sharded - (0.0 if self.blocking else kernels_s), 0.0)
 
     def wait_s(self, kernels_s: Array, launches: Array, passes: float, *, routed: bool, tp: Array | float = 1.0) -> Array:
         """Exposed wait beside ``kernels_s`` of GPU work, for ``launches`` operators of a layer over ``tp`` ranks."""

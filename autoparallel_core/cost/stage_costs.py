@@ -56,6 +56,13 @@ def price_layers(problem: Problem, hw: TrainingHardware, layer_keys: StrategyBat
             part[:, CAUSES.index("host")] += wait
         return cost
 
+    def last(block: Block) -> LayerCost:
+        """The head with the loss; whoever dispatches sharded tensors one by one does so at both ends of the model, too."""
+        cost = layer_cost((block,), mesh, hw, recompute)
+        for part, passes in ((cost.forward, 1.0), (cost.backward, 2.0)):
+            part[:, CAUSES.index("host")] += host.ends_wait_s(part.sum(axis=1), passes, tp=mesh.tp)
+        return cost
+
     def with_head(blocks: tuple[Block, ...]) -> LayerCost:
         """A prediction layer runs the head again; the head's parameters are the epilogue's and counted there."""
         dense, expert, _ = parameters(blocks, mesh)
@@ -64,7 +71,7 @@ def price_layers(problem: Problem, hw: TrainingHardware, layer_keys: StrategyBat
     return Pieces(
         classes=tuple(layer(x.blocks) for x, _ in arch.layer_classes()),
         prologue=layer_cost((arch.prologue,), mesh, hw, recompute),
-        epilogue=layer_cost((arch.epilogue,), mesh, hw, recompute),
+        epilogue=last(arch.epilogue),
         mtp=tuple(with_head(x.blocks) for x in arch.mtp),
         mesh=mesh,
     )
