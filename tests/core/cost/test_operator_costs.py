@@ -88,6 +88,15 @@ def test_sharded_tensors_copy_what_they_gather_along_the_sequence():
     assert price(compiled, text).seconds["tp_comm"][0] == price(bare, text).seconds["tp_comm"][0]
 
 
+def test_dispatch_of_sharded_operators_is_paid_at_both_ends_too():
+    """A host that hides nothing dispatches 32 layers and the ends, worth 0.4 of one, forward and twice that backward."""
+    p = problem(engine="torchtitan", elementwise="eager", launch_blocking=True)
+    plain = evolve(p, software=evolve(p.software, sharded_dispatch=False))
+    text = "tp4 pp1 dp16 zero3 mbs1"
+    more = price(p, text).seconds["host"][0] - price(plain, text).seconds["host"][0]
+    assert more == pytest.approx(16 * 3 * 32.4 * p.constant("host_sharded_layer_s"))
+
+
 # --- collectives --------------------------------------------------------------------------------------------------
 
 
