@@ -13,6 +13,7 @@ from attrs import asdict, evolve, field, frozen
 from autoparallel_core.calibrate.fit import LIMITS
 from autoparallel_core.calibrate.stacks import Stack
 from autoparallel_core.errors import SpecError
+from autoparallel_core.json_file import read_json_file
 from autoparallel_core.spec.calibration import Calibration
 from autoparallel_core.spec.problem import Problem
 from autoparallel_core.strict import strict_converter
@@ -80,14 +81,7 @@ def read_calibration(path: Path) -> CalibrationFile:
         SpecError: missing, not such a file, or a factor outside of what is physically plausible (it is named).
     """
     where = f"calibration {path}"
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SpecError(f"{where}: no such file") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise SpecError(f"{where}: cannot be read: {e}") from None
-    except (json.JSONDecodeError, RecursionError) as e:
-        raise SpecError(f"{where}: is not JSON ({e})") from None
+    body = read_json_file(path, where)
     if not isinstance(body, dict) or body.get("kind") != KIND:
         raise SpecError(f"{where}: is no calibration file ('autoparallel calibrate RUNS.jsonl --output FILE' writes one)")
     if body.get("schema_version") != SCHEMA_VERSION:

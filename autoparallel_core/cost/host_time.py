@@ -16,11 +16,6 @@ from autoparallel_core.spec.problem import Problem
 Array = NDArray[np.float64]
 
 
-ENDS = 0.4
-"""Sharded operators of both ends of a model, in layers: 63 dispatches beside 154 per layer (torch.profiler, a decoder of separate
-matrices with loss_parallel, torch 2.13)."""
-
-
 @frozen
 class HostModel:
     """Seconds of the host that the kernels may or may not cover."""
@@ -33,6 +28,8 @@ class HostModel:
     """The same of a layer with routed experts."""
     sharded_s: float = 0.0
     """Per tensor-parallel layer and pass: what dispatching its operators as sharded tensors adds."""
+    sharded_ends_s: float = 0.0
+    """The same of embedding, head and loss together."""
     blocking: bool = False
     """Nothing of it runs ahead of the kernels."""
 
@@ -40,20 +37,21 @@ class HostModel:
     def of(cls, problem: Problem) -> HostModel:
         c, soft = problem.constant, problem.software
         sharded = c("host_sharded_layer_s") if soft.sharded_dispatch and soft.elementwise == "eager" else 0.0
+        ends = sharded * c("host_sharded_ends")
         if soft.launch_blocking:
             # Every kernel waits for its launch: nothing runs ahead.
             blocked = c("host_blocking_layer_s")
-            return cls(0.0, blocked, blocked + c("host_moe_gap_s"), sharded, blocking=True)
+            return cls(0.0, blocked, blocked + c("host_moe_gap_s"), sharded, ends, blocking=True)
         left = {"none": 1.0, "partial": c("host_graph_partial"), "full_iteration": c("host_graph_full")}[soft.cuda_graph]
         # The other micro-batch's kernels fill the gaps that a synchronisation of this one leaves.
         moe = c("host_moe_gap_s") * (c("ep_overlap_exposed") if soft.ep_overlap else 1.0)
         if problem.training.precision in LOW_PRECISION:
             moe *= 2.0  # every expert GEMM has a cast beside it to launch
-        return cls(c("host_launch_s") * left, 0.0, moe * left, sharded * left)
+        return cls(c("host_launch_s") * left, 0.0, moe * left, sharded * left, ends * left)
 
     def ends_wait_s(self, kernels_s: Array, passes: float, *, tp: Array | float) -> Array:
         """Exposed wait for dispatching the sharded operators of embedding, head and loss, beside their kernels."""
-        sharded = np.where(np.asarray(tp) > 1, passes * ENDS * self.sharded_s, 0.0)
+        sharded = np.where(np.asarray(tp) > 1, passes * self.sharded_ends_s, 0.0)
         return np.maximum(sharded - (0.0 if self.blocking else kernels_s), 0.0)
 
     def wait_s(self, kernels_s: Array, launches: Array, passes: float, *, routed: bool, tp: Array | float = 1.0) -> Array:

@@ -14,6 +14,7 @@ import cattrs
 from attrs import asdict, field, frozen
 
 from autoparallel_core.errors import SpecError
+from autoparallel_core.json_file import read_json_file
 from autoparallel_core.naming import did_you_mean
 from autoparallel_core.profiles.tables import TABLES, Provenance, Table, table_of
 from autoparallel_core.spec.cluster import CollectiveCurve, Efficiency, Gpu
@@ -53,17 +54,7 @@ def read_profile(path: Path) -> Profile:
         SpecError: the file is missing, is not such an object, or holds an impossible figure (the entry is named).
     """
     where = f"profile {path}"
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SpecError(f"{where}: no such file") from None
-    except IsADirectoryError:
-        raise SpecError(f"{where}: is a directory; name a file") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise SpecError(f"{where}: cannot be read: {e}") from None
-    except (json.JSONDecodeError, RecursionError) as e:
-        raise SpecError(f"{where}: is not JSON ({e})") from None
-    return parse_profile(body, where, str(path))
+    return parse_profile(read_json_file(path, where), where, str(path))
 
 
 def parse_profile(body: Any, where: str, path: str = "") -> Profile:

@@ -6,12 +6,12 @@ The language model's part of a nested config is found here too; what its fields 
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from autoparallel_core.errors import SpecError, UnknownPlugin
+from autoparallel_core.json_file import read_json_file
 
 LANGUAGE_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "generator", "text_encoder")
 """Names under which multimodal configs keep the language model, in order of preference."""
@@ -25,16 +25,7 @@ WHOLE_MODEL_FIELDS = (
 
 def read_json(path: Path) -> Mapping[str, Any]:
     """A JSON object from a file. Raises SpecError when it is missing, unreadable, no JSON or no object."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SpecError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise SpecError(f"{path}: cannot be read: {e}") from None
-    try:
-        data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as e:
-        raise SpecError(f"{path}: is not valid JSON: {e}") from None
+    data = read_json_file(path, str(path))
     if not isinstance(data, dict):
         raise SpecError(f"{path}: a config must be a JSON object, not {type(data).__name__}")
     return data

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from autoparallel_core.errors import SpecError
 from autoparallel_core.search.api import Progress, search
@@ -81,33 +81,10 @@ def find_min_nodes(
     limit = MOST_NODES if most_nodes is None else most_nodes
     if limit < 1:
         raise SpecError(f"the most nodes to try must be at least 1, not {limit}")
-    tried: dict[int, SearchResult] = {}
-    skipped: dict[int, str] = {}
-
-    def search_on(n_gpus: int) -> SearchResult:
-        options = {"first_fit": True, "whole_load": True}
-        return search(problem_for(n_gpus), planner=planner, top=1, host=host, progress=progress, options=options)
-
-    def fits(nodes: int) -> bool:
-        if nodes in skipped:
-            return False
-        try:
-            tried[nodes] = search_on(nodes * cluster.gpus_per_node)
-        except SpecError as e:
-            skipped[nodes] = str(e)
-            return False
-        return bool(tried[nodes].fitting)
-
-    looked_at: list[int] = []
-
-    def part_fits(n_gpus: int) -> bool:
-        looked_at.append(n_gpus)
-        try:
-            return bool(search_on(n_gpus).fitting)
-        except SpecError:  # a number that no layout fills is no answer
-            return False
-
-    found = _first(fits, least_nodes, max(limit, least_nodes))
+    whole_nodes = _Sizes(problem_for, planner, host, progress, unit=cluster.gpus_per_node)
+    parts = _Sizes(problem_for, planner, host, progress, unit=1)
+    found = _first(whole_nodes.fits, least_nodes, max(limit, least_nodes))
+    tried, skipped = whole_nodes.fitting, whole_nodes.skipped
     if not tried:
         reason = next(iter(skipped.values()))
         if _whatever_the_number(problem_for, cluster, skipped):
@@ -116,7 +93,7 @@ def find_min_nodes(
     last = found if found is not None else max(tried)
     n_gpus = last * cluster.gpus_per_node
     if found == 1 and problem_for(n_gpus).mode == "inference" and n_gpus > 1:  # a server may be a part of a node
-        n_gpus = _first(part_fits, 1, n_gpus - 1) or n_gpus
+        n_gpus = _first(parts.fits, 1, n_gpus - 1) or n_gpus
     problem = problem_for(n_gpus)
     whole = {"whole_load": found is not None}
     full = search(problem, planner=planner, top=top, host=host, progress=progress, options=whole)
@@ -129,13 +106,44 @@ def find_min_nodes(
         tried=tuple(tried),
         skipped=tuple(sorted(skipped.items())),
         most_nodes=limit,
-        tried_gpus=tuple(looked_at),
+        tried_gpus=tuple(parts.looked_at),
     )
     if not room or found is None or problem.mode != "training":
         return answer
     most = max(min(limit, _ROOM_WITHIN * found), found)
     roomy = _first(lambda n: _has_room(problem_for, n * cluster.gpus_per_node, planner, host, progress), found, most)
     return evolve(answer, roomy_nodes=roomy, roomy_most=most)
+
+
+@define
+class _Sizes:
+    """Clusters of whole units of so many GPUs, each searched once."""
+
+    problem_for: Callable[[int], Problem]
+    planner: str
+    host: Host | None
+    progress: Progress | None
+    unit: int
+    fitting: dict[int, int] = field(factory=dict)
+    """Strategies that fit, by number of units."""
+    skipped: dict[int, str] = field(factory=dict)
+    """Why no layout fills so many units."""
+    looked_at: list[int] = field(factory=list)
+
+    def fits(self, n: int) -> bool:
+        if n in self.looked_at:
+            return self.fitting.get(n, 0) > 0
+        self.looked_at.append(n)
+        try:
+            result = search(
+                self.problem_for(n * self.unit), planner=self.planner, top=1, host=self.host, progress=self.progress,
+                options={"first_fit": True, "whole_load": True},
+            )  # fmt: skip
+        except SpecError as e:
+            self.skipped[n] = str(e)
+            return False
+        self.fitting[n] = result.fitting
+        return result.fitting > 0
 
 
 def _none_holds_the_load(result: SearchResult) -> SearchResult:

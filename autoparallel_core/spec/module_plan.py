@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from attrs import field, frozen
 
 from autoparallel_core.errors import SpecError
+from autoparallel_core.json_file import read_json_file
 from autoparallel_core.spec.cluster import Cluster
 from autoparallel_core.spec.module_plan_shape import check_shape
 from autoparallel_core.spec.module_source import BuiltModule, ModuleSource
@@ -75,12 +76,7 @@ def read_module_plan(path: Path | str) -> ModulePlan:
         SpecError: the file is missing, no JSON, no plan, damaged, or of a version that this program does not read.
     """
     path = Path(path)
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise SpecError(f"plan {path}: {e.strerror}") from e
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise SpecError(f"plan {path}: not valid JSON: {e}") from e
+    document = read_json_file(path, f"plan {path}")
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise SpecError(f"plan {path}: not a plan of a module (its 'schema' is not {SCHEMA})")
     if document.get("version") != VERSION:

@@ -214,7 +214,7 @@ def test_missing_and_broken_files(tmp_path: Path):
     with pytest.raises(SpecError, match="no such file"):
         read_calibration(tmp_path / "missing.json")
     (tmp_path / "x.json").write_text("{")
-    with pytest.raises(SpecError, match="is not JSON"):
+    with pytest.raises(SpecError, match="is not valid JSON"):
         read_calibration(tmp_path / "x.json")
 
 

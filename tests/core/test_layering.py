@@ -21,9 +21,10 @@ RANK = {"errors": 0, "spec": 1, "ops": 2, "cost": 3, "search": 4, "planners": 5,
 """A room imports rooms of its own rank and below."""
 ALLOWED = {
     "solve": {"solve", "errors"},
-    "profiles": {"profiles", "errors", "spec", "naming", "strict"},
+    "profiles": {"profiles", "errors", "spec", "naming", "strict", "json_file"},
     "hookspecs": {"spec"},
-    "spec": {"spec", "errors"},
+    "spec": {"spec", "errors", "json_file"},
+    "json_file": {"errors"},
     "errors": set(),
 }
 """Rooms that stand alone, with all they may import of the core."""

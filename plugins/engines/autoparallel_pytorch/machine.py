@@ -20,12 +20,19 @@ Array = NDArray[np.float64]
 _TENSOR_CORE = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8"}
 
 
+MOST_DIMENSIONS = 4
+
+
 @frozen
 class Mesh:
     """Named dimensions, the last one innermost: neighbours of the last dimension are next to each other in a node."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
+
+    def __attrs_post_init__(self) -> None:
+        if len(self.sizes) > MOST_DIMENSIONS:
+            raise SpecError(f"mesh {self} has {len(self.sizes)} dimensions; plans have at most {MOST_DIMENSIONS}")
 
     @property
     def n_gpus(self) -> int:
@@ -37,25 +44,6 @@ class Mesh:
 
     def __str__(self) -> str:
         return ",".join(f"{n}={s}" for n, s in zip(self.names, self.sizes, strict=True))
-
-
-def parse_mesh(text: str) -> Mesh:
-    """``dp=32,tp=8``. Raises SpecError when it cannot be read."""
-    names, sizes = [], []
-    for part in text.split(","):
-        name, eq, value = part.strip().partition("=")
-        if not eq or not name.isidentifier() or not value.isdigit() or int(value) < 1:
-            raise SpecError(f"mesh '{text}': '{part.strip()}' is not NAME=SIZE; write it like dp=32,tp=8")
-        if name in names:
-            raise SpecError(f"mesh '{text}' has two dimensions named {name}")
-        names.append(name)
-        sizes.append(int(value))
-    if len(names) > MOST_DIMENSIONS:
-        raise SpecError(f"mesh '{text}' has {len(names)} dimensions; plans have at most {MOST_DIMENSIONS}")
-    return Mesh(tuple(names), tuple(sizes))
-
-
-MOST_DIMENSIONS = 4
 
 
 @frozen(eq=False)

@@ -72,7 +72,7 @@ def test_another_gpus_profile_and_impossible_links_are_refused(profile):
         apply_profile(toy_gpu(), read_profile(profile(collectives=fast)))
 
 
-@pytest.mark.parametrize(("text", "says"), [("{", "is not JSON"), ("[]", "must be a JSON object, not list")])
+@pytest.mark.parametrize(("text", "says"), [("{", "is not valid JSON"), ("[]", "must be a JSON object, not list")])
 def test_files_that_are_no_profile(tmp_path, text, says):
     path = tmp_path / "x.json"
     path.write_text(text)

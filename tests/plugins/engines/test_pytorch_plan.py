@@ -246,6 +246,11 @@ def test_the_mesh_is_searched() -> None:
             assert f"{alone:.4g} s" in line
 
 
+def test_a_mesh_of_five_dimensions_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"mesh a=2,b=2,c=2,d=2,e=2 has 5 dimensions; plans have at most 4"):
+        ap.plan(MLP(), [torch.zeros(32, 16)], dict.fromkeys("abcde", 2), gpu="H100")
+
+
 def test_a_dimension_that_gains_nothing_is_left_out() -> None:
     """A large batch on small weights is data parallel, and two dimensions of it are no better than one."""
     with torch.device("meta"):
